@@ -1,0 +1,127 @@
+"""BlockTables: every sequence's block table, in one flat array of physical block ids. Owned by ``BlockManager``.
+
+A row owns a slice of the array and moves to a larger one when it outgrows it, so that one vector
+operation can extend hundreds of tables, and one can re-point all of them after a compaction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.ids import IdArray
+
+_MIN_CAPACITY = 4
+
+
+class BlockTables:
+    """Rows of block ids with the number of tokens written to them.
+
+    Attributes:
+        num_blocks: Blocks in each row's table. [rows]
+        num_tokens: Tokens each row has written. [rows]
+    """
+
+    def __init__(self) -> None:
+        self.num_blocks = np.zeros(16, np.int64)
+        self.num_tokens = np.zeros(16, np.int64)
+        self._start = np.zeros(16, np.int64)
+        self._capacity = np.zeros(16, np.int64)
+        self._arena = np.zeros(256, np.int64)
+        self._end = 0
+        self._spare_rows: list[int] = list(range(15, -1, -1))
+        self._live: set[int] = set()
+
+    def new_row(self, block_ids: IdArray, num_tokens: int) -> int:
+        """Return a new row holding ``block_ids``. [n]"""
+        if not self._spare_rows:
+            self._add_rows()
+        row = self._spare_rows.pop()
+        self._live.add(row)
+        self._place(row, max(len(block_ids), _MIN_CAPACITY))
+        start = self._start[row]
+        self._arena[start : start + len(block_ids)] = block_ids
+        self.num_blocks[row] = len(block_ids)
+        self.num_tokens[row] = num_tokens
+        return row
+
+    def drop_row(self, row: int) -> None:
+        """Forget a row; its number will be used again."""
+        self._live.remove(row)
+        self.num_blocks[row] = self.num_tokens[row] = self._capacity[row] = 0
+        self._spare_rows.append(row)
+
+    def rows(self) -> NDArray[np.int64]:
+        """Return the rows in use, ascending. [r]"""
+        return np.fromiter(sorted(self._live), np.int64, len(self._live))
+
+    def table(self, row: int) -> IdArray:
+        """Return a row's block ids, in token order. A view: copy it to keep it. [num_blocks[row]]"""
+        start = self._start[row]
+        return self._arena[start : start + self.num_blocks[row]]
+
+    def append(self, rows: NDArray[np.int64], block_ids: IdArray) -> None:
+        """Append ``block_ids[i]`` to ``rows[i]``; rows may repeat only one after another. [n], [n]"""
+        for row in rows[self.num_blocks[rows] >= self._capacity[rows]].tolist():
+            self._grow(row)
+        self._arena[self._start[rows] + self.num_blocks[rows]] = block_ids
+        self.num_blocks[rows] += 1
+
+    def last(self, rows: NDArray[np.int64]) -> IdArray:
+        """Return the last block of each row; every row has one. [n]"""
+        return self._arena[self._start[rows] + self.num_blocks[rows] - 1]
+
+    def set_last(self, rows: NDArray[np.int64], block_ids: IdArray) -> None:
+        """Replace the last block of each row. [n], [n]"""
+        self._arena[self._start[rows] + self.num_blocks[rows] - 1] = block_ids
+
+    def entries(self) -> tuple[NDArray[np.int64], NDArray[np.int64], IdArray]:
+        """Return every table entry: its row, its position in the table, the block it names. [e], [e], [e]"""
+        rows = self.rows()
+        counts = self.num_blocks[rows]
+        total = int(counts.sum())
+        ends = np.cumsum(counts)
+        position = np.arange(total, dtype=np.int64) - np.repeat(ends - counts, counts)
+        return np.repeat(rows, counts), position, self._arena[np.repeat(self._start[rows], counts) + position]
+
+    def rename(self, remap: IdArray) -> None:
+        """Re-point every entry: ``remap[old]`` is the new id. [num_blocks]"""
+        rows = self.rows()
+        counts = self.num_blocks[rows]
+        total = int(counts.sum())
+        ends = np.cumsum(counts)
+        at = np.repeat(self._start[rows] - ends + counts, counts) + np.arange(total, dtype=np.int64)
+        self._arena[at] = remap[self._arena[at]]
+
+    def _grow(self, row: int) -> None:
+        ids = self.table(row).copy()
+        self._place(row, 2 * int(self._capacity[row]))
+        start = self._start[row]
+        self._arena[start : start + len(ids)] = ids
+
+    def _place(self, row: int, capacity: int) -> None:
+        """Give a row a slice of ``capacity`` entries at the end of the array, making room if needed."""
+        self._capacity[row] = 0
+        if self._end + capacity > len(self._arena):
+            self._repack(capacity)
+        self._start[row], self._capacity[row] = self._end, capacity
+        self._end += capacity
+
+    def _repack(self, extra: int) -> None:
+        """Close the gaps that moved and dropped rows left, in an array twice as large as is needed."""
+        live = [row for row in sorted(self._live) if self._capacity[row]]
+        needed = int(self._capacity[live].sum()) + extra
+        arena = np.zeros(max(256, 2 * needed), np.int64)
+        end = 0
+        for row in live:
+            start, used = self._start[row], self.num_blocks[row]
+            arena[end : end + used] = self._arena[start : start + used]
+            self._start[row] = end
+            end += int(self._capacity[row])
+        self._arena, self._end = arena, end
+
+    def _add_rows(self) -> None:
+        n = len(self.num_blocks)
+        for name in ("num_blocks", "num_tokens", "_start", "_capacity"):
+            setattr(self, name, np.concatenate((getattr(self, name), np.zeros(n, np.int64))))
+        self._spare_rows = list(range(2 * n - 1, n - 1, -1))

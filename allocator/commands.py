@@ -1,0 +1,155 @@
+"""Commands: the closed set of what may be asked of a running engine. Frozen; no behaviour."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+CompactGoal = Literal["pack-low", "longest-run", "by-sequence"]
+
+
+class _Command(msgspec.Struct, frozen=True, tag=True):
+    """Base of all commands: frozen, comparable, and tagged by class name on the wire."""
+
+
+class Pause(_Command, frozen=True, tag=True):
+    """Stop stepping; commands still work."""
+
+
+class Resume(_Command, frozen=True, tag=True):
+    """Go on after a pause."""
+
+
+class Step(_Command, frozen=True, tag=True):
+    """Take ``steps`` steps, then stay paused."""
+
+    steps: int = 1
+
+
+class SetSpeed(_Command, frozen=True, tag=True):
+    """Pace virtual time at ``speed`` times real time; ``None`` is as fast as possible."""
+
+    speed: float | None
+
+
+class SubmitLoad(_Command, frozen=True, tag=True):
+    """Submit ``count`` synthetic requests of the given lengths at once."""
+
+    prompt_tokens: int
+    output_tokens: int
+    count: int = 1
+
+
+class Cancel(_Command, frozen=True, tag=True):
+    """End a sequence now, in whatever stage it is."""
+
+    seq_id: int
+
+
+class Fork(_Command, frozen=True, tag=True):
+    """Continue a running sequence twice: the copy shares every block."""
+
+    seq_id: int
+
+
+class Preempt(_Command, frozen=True, tag=True):
+    """Take a running sequence off the device; the scheduler brings it back in turn."""
+
+    seq_id: int
+    mode: Literal["swap", "recompute"] = "swap"
+
+
+class SwapOut(_Command, frozen=True, tag=True):
+    """Copy a running sequence's blocks to the host tier and hold it there until ``SwapIn``."""
+
+    seq_id: int
+
+
+class SwapIn(_Command, frozen=True, tag=True):
+    """Copy a swapped sequence's blocks back to the device and let it run."""
+
+    seq_id: int
+
+
+class Compact(_Command, frozen=True, tag=True):
+    """Move blocks towards ``goal``.
+
+    Attributes:
+        goal: ``pack-low``, ``longest-run`` or ``by-sequence``.
+        run_blocks: For ``longest-run``: the run wanted; ``None`` asks for the longest possible.
+        max_moves: Budget in blocks; ``None`` is no limit.
+    """
+
+    goal: CompactGoal = "pack-low"
+    run_blocks: int | None = None
+    max_moves: int | None = None
+
+
+class Resize(_Command, frozen=True, tag=True):
+    """Grow or shrink the device pool to ``num_blocks``."""
+
+    num_blocks: int
+
+
+class EvictCached(_Command, frozen=True, tag=True):
+    """Evict ``num_blocks`` cached blocks, next victim first; ``None`` evicts all."""
+
+    num_blocks: int | None = None
+
+
+class Pin(_Command, frozen=True, tag=True):
+    """Keep device blocks where and as they are: never moved, never evicted, not handed out."""
+
+    block_ids: tuple[int, ...]
+
+
+class Unpin(_Command, frozen=True, tag=True):
+    """Undo ``Pin``."""
+
+    block_ids: tuple[int, ...]
+
+
+class SetWatermark(_Command, frozen=True, tag=True):
+    """Keep this share of the pool allocatable when admitting."""
+
+    ratio: float
+
+
+class SetAutoCompaction(_Command, frozen=True, tag=True):
+    """Choose when compaction runs, and at which external fragmentation ratio."""
+
+    mode: Literal["off", "manual", "auto"]
+    threshold_ratio: float = 0.5
+
+
+class VerifyContents(_Command, frozen=True, tag=True):
+    """Check every law now, and in stamp mode read every slot back."""
+
+
+Command: TypeAlias = (
+    Pause
+    | Resume
+    | Step
+    | SetSpeed
+    | SubmitLoad
+    | Cancel
+    | Fork
+    | Preempt
+    | SwapOut
+    | SwapIn
+    | Compact
+    | Resize
+    | EvictCached
+    | Pin
+    | Unpin
+    | SetWatermark
+    | SetAutoCompaction
+    | VerifyContents
+)
+
+
+def command_name(command: Command) -> str:
+    """Return the command's name as scripts and logs write it: ``SwapOut`` is ``swap-out``."""
+    name = type(command).__name__
+    return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).lstrip("-")

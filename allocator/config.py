@@ -1,0 +1,100 @@
+"""EngineConfig: every setting of the embedded engine, checked when built. Frozen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from allocator.errors import ConfigError
+from allocator.geometry import find_geometry
+
+MAX_BLOCK_SIZE: Final = 1024
+MAX_BLOCKS: Final = 1 << 26
+#: Virtual seconds of one engine step: one decode iteration.
+STEP_S: Final = 0.025
+
+PreemptMode = Literal["swap", "recompute"]
+Eviction = Literal["lru", "fifo", "lfu"]
+CompactMode = Literal["off", "manual", "auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine; the names are those of the command line.
+
+    Attributes:
+        num_blocks: Device pool size, 1 to ``MAX_BLOCKS``.
+        block_size: Tokens a block, 1 to ``MAX_BLOCK_SIZE``.
+        geometry: Preset name, or ``none`` for bookkeeping only.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:i``.
+        num_swap_blocks: Host pool size; 0 means no host tier.
+        slab_blocks: Blocks a storage slab; ``None`` is the whole first pool. Small slabs let a shrink give memory back.
+        preempt: How a running sequence gives its blocks back.
+        eviction: Which cached block goes first.
+        prefix_cache: Whether full blocks are kept and found again by content.
+        watermark_ratio: Share of the pool kept allocatable when admitting.
+        compact: ``off`` refuses compaction, ``manual`` waits for the operator, ``auto`` acts at the threshold.
+        compact_threshold_ratio: External fragmentation at which ``auto`` compacts.
+        max_running: Sequences that may run at once.
+        serial: Each request alone, in file order, arrival times ignored.
+        stamp: Write a pattern into every slot and check it.
+        seed: Seed of everything random.
+    """
+
+    num_blocks: int = 4096
+    block_size: int = 16
+    geometry: str = "tiny"
+    device: str = "auto"
+    num_swap_blocks: int = 2048
+    slab_blocks: int | None = None
+    preempt: PreemptMode = "swap"
+    eviction: Eviction = "lru"
+    prefix_cache: bool = True
+    watermark_ratio: float = 0.01
+    compact: CompactMode = "manual"
+    compact_threshold_ratio: float = 0.5
+    max_running: int = 256
+    serial: bool = False
+    stamp: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _whole("--blocks", self.num_blocks, 1, MAX_BLOCKS)
+        _whole("--block-size", self.block_size, 1, MAX_BLOCK_SIZE)
+        _whole("--swap-blocks", self.num_swap_blocks, 0, MAX_BLOCKS)
+        _whole("--max-running", self.max_running, 1, 65536)
+        if self.slab_blocks is not None:
+            _whole("--slab-blocks", self.slab_blocks, 1, MAX_BLOCKS)
+        _choice("--preempt", self.preempt, ("swap", "recompute"))
+        _choice("--eviction", self.eviction, ("lru", "fifo", "lfu"))
+        _choice("--compact", self.compact, ("off", "manual", "auto"))
+        check_ratio("--watermark", self.watermark_ratio)
+        check_ratio("--compact-threshold", self.compact_threshold_ratio)
+        device, _, index = self.device.partition(":")
+        if device not in ("auto", "cpu", "cuda") or (index and (device != "cuda" or not index.isdigit())):
+            raise ConfigError("--device", self.device, "auto, cpu, cuda or cuda:INDEX")
+        geometry = find_geometry(self.geometry)
+        if self.stamp and geometry is None:
+            raise ConfigError("--stamp", "with --geometry none", "stamps need storage; choose a geometry, such as tiny")
+
+    @property
+    def slab_size(self) -> int:
+        """Blocks a slab: as asked, else the whole first pool, so that slab ends cut no run short in it."""
+        return self.slab_blocks or self.num_blocks
+
+
+def check_ratio(option: str, value: float) -> None:
+    """Raise ``ConfigError`` unless ``value`` is a finite number from 0 to 1."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or not 0 <= value <= 1:
+        raise ConfigError(option, value, "a number from 0 to 1")
+
+
+def _whole(option: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(option, value, f"a whole number from {low} to {high}")
+
+
+def _choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(option, value, f"one of {', '.join(allowed)}")

@@ -1,0 +1,191 @@
+"""What a sequence's tokens are: requests, and the content that gives blocks their keys and stamps.
+
+A content knows a whole stream, prompt then output, because an embedded workload decides
+both beforehand. Three kinds: real tokens (chat, attached programs), block ids from a trace,
+and lengths alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.hashing import chain_keys
+from allocator.ids import BlockKey
+
+TokenArray = NDArray[np.int32]
+
+
+class Content(Protocol):
+    """The tokens of one sequence, prompt and output together."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+
+    def keys(self, block_size: int) -> Sequence[BlockKey]:
+        """Return the keys of the leading full blocks that can be found again, in order. [0..n]"""
+
+    def tokens(self, start: int, stop: int) -> TokenArray:
+        """Return tokens ``start`` to ``stop``, for stamps. [stop - start]"""
+
+    def forked(self, at: int, nonce: int) -> Content:
+        """Return a content with the same first ``at`` tokens and others after them."""
+
+
+class TokenContent:
+    """Real tokens: every full block has a key, generated ones too."""
+
+    __slots__ = ("_keys", "_keys_block_size", "salt", "stream")
+
+    def __init__(self, stream: TokenArray, salt: bytes = b"") -> None:
+        self.stream = np.ascontiguousarray(stream, np.int32)
+        self.salt = salt
+        self._keys: list[BlockKey] = []
+        self._keys_block_size = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.stream)
+
+    def keys(self, block_size: int) -> Sequence[BlockKey]:
+        if self._keys_block_size != block_size:
+            self._keys = chain_keys(self.stream, block_size, self.salt)
+            self._keys_block_size = block_size
+        return self._keys
+
+    def tokens(self, start: int, stop: int) -> TokenArray:
+        return self.stream[start:stop]
+
+    def forked(self, at: int, nonce: int) -> Content:
+        own = OpaqueContent(self.num_tokens, nonce).tokens(at, self.num_tokens)
+        return TokenContent(np.concatenate((self.stream[:at], own)), self.salt)
+
+
+class KeyedContent:
+    """A trace row with block ids: full prompt blocks have keys, the rest has none.
+
+    Args:
+        num_tokens: Prompt and output tokens.
+        block_ids: The ids of the *full* prompt blocks; an id names its block and all before it. [n]
+        block_size: Tokens a block in the trace.
+        nonce: Makes the tokens of unkeyed blocks differ between requests.
+    """
+
+    __slots__ = ("block_ids", "block_size", "nonce", "num_tokens")
+
+    def __init__(self, num_tokens: int, block_ids: NDArray[np.int64], block_size: int, nonce: int) -> None:
+        self.num_tokens = num_tokens
+        self.block_ids = block_ids
+        self.block_size = block_size
+        self.nonce = nonce
+
+    def keys(self, block_size: int) -> Sequence[BlockKey]:
+        if block_size != self.block_size:
+            return ()
+        words = np.zeros((len(self.block_ids), 2), np.int64)
+        words[:, 0] = self.block_ids
+        data = words.tobytes()
+        return [data[i : i + 16] for i in range(0, len(data), 16)]
+
+    def tokens(self, start: int, stop: int) -> TokenArray:
+        positions = np.arange(start, stop, dtype=np.int64)
+        blocks = positions // self.block_size
+        keyed = len(self.block_ids)
+        ids = np.full(len(positions), ~self.nonce, np.int64)
+        inside = blocks < keyed
+        ids[inside] = self.block_ids[blocks[inside]]
+        return _mixed_tokens(ids, positions)
+
+    def forked(self, at: int, nonce: int) -> Content:
+        return ForkedContent(self, at, nonce)
+
+
+class OpaqueContent:
+    """Lengths alone: nothing can be found again. ``nonce`` makes its tokens differ from others'."""
+
+    __slots__ = ("nonce", "num_tokens")
+
+    def __init__(self, num_tokens: int, nonce: int) -> None:
+        self.num_tokens = num_tokens
+        self.nonce = nonce
+
+    def keys(self, block_size: int) -> Sequence[BlockKey]:
+        return ()
+
+    def tokens(self, start: int, stop: int) -> TokenArray:
+        positions = np.arange(start, stop, dtype=np.int64)
+        return _mixed_tokens(np.full(len(positions), ~self.nonce, np.int64), positions)
+
+    def forked(self, at: int, nonce: int) -> Content:
+        return ForkedContent(self, at, nonce)
+
+
+class ForkedContent:
+    """The first ``at`` tokens of a parent without real tokens, then unkeyed ones of its own."""
+
+    __slots__ = ("at", "num_tokens", "own", "parent")
+
+    def __init__(self, parent: Content, at: int, nonce: int) -> None:
+        self.parent, self.at = parent, at
+        self.num_tokens = parent.num_tokens
+        self.own = OpaqueContent(parent.num_tokens, nonce)
+
+    def keys(self, block_size: int) -> Sequence[BlockKey]:
+        return self.parent.keys(block_size)[: self.at // block_size]
+
+    def tokens(self, start: int, stop: int) -> TokenArray:
+        cut = min(max(start, self.at), stop)
+        return np.concatenate((self.parent.tokens(start, cut), self.own.tokens(cut, stop)))
+
+    def forked(self, at: int, nonce: int) -> Content:
+        return ForkedContent(self, at, nonce)
+
+
+@dataclass(slots=True)
+class Request:
+    """What a client asks for.
+
+    Attributes:
+        content: Prompt and output tokens.
+        num_prompt: How many of them are the prompt, at least 1.
+        arrival_s: Virtual seconds from the start of the run.
+        label: Shown beside the sequence, such as a trace row or a chat session.
+    """
+
+    content: Content
+    num_prompt: int
+    arrival_s: float = 0.0
+    label: str = field(default="")
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens still to be generated when it arrives."""
+        return self.content.num_tokens - self.num_prompt
+
+
+def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a well-spread 64-bit value for each input (the finaliser of splitmix64). [n]"""
+    z = values + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def slot_stamps(tokens: TokenArray, start: int) -> NDArray[np.uint64]:
+    """Return the stamp of each slot, made from the token and its position. [n]
+
+    A shared prefix has the same tokens at the same positions for all its holders, so they all
+    expect the same stamps; any other slot's stamp differs but for a chance of 2^-64.
+    """
+    positions = np.arange(start, start + len(tokens), dtype=np.uint64)
+    return mix64(mix64(positions) ^ tokens.astype(np.uint32).astype(np.uint64))
+
+
+def _mixed_tokens(ids: NDArray[np.int64], positions: NDArray[np.int64]) -> TokenArray:
+    mixed = mix64(mix64(ids.view(np.uint64)) ^ positions.view(np.uint64))
+    return (mixed >> np.uint64(33)).astype(np.int32)

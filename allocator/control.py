@@ -1,0 +1,330 @@
+"""What each command would do, and does, to an engine between two steps. The engine's side of the door."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, assert_never
+
+import numpy as np
+
+from allocator.commands import (
+    Cancel,
+    Command,
+    Compact,
+    EvictCached,
+    Fork,
+    Pause,
+    Pin,
+    Preempt,
+    Resize,
+    Resume,
+    SetAutoCompaction,
+    SetSpeed,
+    SetWatermark,
+    Step,
+    SubmitLoad,
+    SwapIn,
+    SwapOut,
+    Unpin,
+    VerifyContents,
+    command_name,
+)
+from allocator.config import MAX_BLOCKS, check_ratio
+from allocator.errors import InvariantViolation, OutOfBlocks, Refused, RequestError, StorageError, UnknownSequence
+from allocator.facts import FREE, HOLDERS_MASK
+from allocator.ids import IdArray, Status
+from allocator.manager import require_host
+from allocator.metrics import external_ratio, run_lengths
+from allocator.plans import Effect, MovePlan, Outcome, Plan
+from allocator.sequence import Sequence
+
+if TYPE_CHECKING:
+    from allocator.engine import Engine
+
+MAX_SUBMITTED = 10_000
+
+
+def plan(engine: Engine, command: Command) -> Plan:
+    """Return what ``command`` would do; a refusal is a plan with its reason."""
+    try:
+        return _plan(engine, command)
+    except RequestError as error:
+        return Plan(summary=command_name(command), refusal=str(error))
+
+
+def apply(engine: Engine, command: Command) -> Outcome:
+    """Do ``command``; a refusal is an outcome that says why, and then nothing changed."""
+    started = time.perf_counter()
+    try:
+        intended = _plan(engine, command)
+        if intended.refusal:
+            raise Refused(intended.refusal)
+        message = _apply(engine, command)
+    except (RequestError, StorageError, InvariantViolation) as error:
+        engine.emit("command", f"{command_name(command)} refused: {error}")
+        return Outcome(ok=False, message=str(error), seconds=time.perf_counter() - started)
+    engine.emit("command", message)
+    return Outcome(True, message, intended.moved_blocks, intended.moved_bytes, time.perf_counter() - started)
+
+
+def _plan(engine: Engine, command: Command) -> Plan:
+    manager = engine.manager
+    device, host = manager.device, manager.host
+    block_bytes = manager.storage.block_bytes
+    match command:
+        case Pause() | Resume() | Step() | SetSpeed():
+            return Plan(summary=command_name(command), refusal="pacing belongs to the runner, not the engine")
+        case SubmitLoad(prompt_tokens, output_tokens, count):
+            if engine.make_request is None:
+                raise Refused("this engine has no synthetic workload")
+            if prompt_tokens < 1 or output_tokens < 0 or not 1 <= count <= MAX_SUBMITTED:
+                raise Refused(f"prompt from 1, output from 0, count from 1 to {MAX_SUBMITTED}")
+            needed = manager.blocks_for(prompt_tokens + output_tokens)
+            if needed > device.num_blocks:
+                raise OutOfBlocks(needed, device.num_blocks)
+            return Plan(summary=f"submit {count} requests of {needed} blocks each")
+        case Cancel(seq_id):
+            sequence = _find(engine, seq_id)
+            blocks = _num_blocks(engine, sequence)
+            return Plan(summary=f"cancel sequence {seq_id}: {blocks} blocks released", sequences=(seq_id,))
+        case Fork(seq_id):
+            table = _running_table(engine, seq_id)
+            return Plan(
+                summary=f"fork sequence {seq_id}: {len(table)} blocks shared, the last copied when written",
+                sequences=(seq_id,),
+                effects=(Effect("shared blocks", _num_shared(engine), _num_shared(engine) + _num_sole(engine, table)),),
+            )
+        case Preempt(seq_id, mode):
+            table = _running_table(engine, seq_id)
+            swap = mode == "swap"
+            if swap:
+                require_host(manager, len(table))
+            return Plan(
+                summary=f"preempt sequence {seq_id} by {mode}: {len(table)} blocks",
+                moved_blocks=len(table) if swap else 0,
+                moved_bytes=len(table) * block_bytes if swap else 0,
+                sequences=(seq_id,),
+                effects=(_allocatable_after(engine, _num_sole(engine, table)),),
+            )
+        case SwapOut(seq_id):
+            table = _running_table(engine, seq_id)
+            require_host(manager, len(table))
+            return Plan(
+                summary=f"swap out sequence {seq_id}: {len(table)} blocks to the host tier",
+                moved_blocks=len(table),
+                moved_bytes=len(table) * block_bytes,
+                sequences=(seq_id,),
+                effects=(
+                    _allocatable_after(engine, _num_sole(engine, table)),
+                    Effect("host blocks free", host.num_free, host.num_free - len(table)),
+                ),
+            )
+        case SwapIn(seq_id):
+            sequence = _find(engine, seq_id)
+            if sequence.host_row is None:
+                raise Refused(f"sequence {seq_id} is {sequence.status.name.lower()}, not swapped")
+            blocks = int(manager.host_tables.num_blocks[sequence.host_row])
+            if blocks > device.num_allocatable:
+                raise OutOfBlocks(blocks, device.num_allocatable)
+            return Plan(
+                summary=f"swap in sequence {seq_id}: up to {blocks} blocks to the device",
+                moved_blocks=blocks,
+                moved_bytes=blocks * block_bytes,
+                sequences=(seq_id,),
+                effects=(
+                    _allocatable_after(engine, -blocks),
+                    Effect("host blocks free", host.num_free, host.num_free + blocks),
+                ),
+            )
+        case Compact(goal, run_blocks, max_moves):
+            if engine.compact == "off":
+                raise Refused("compaction is off; set it to manual or auto first")
+            if max_moves is not None and max_moves < 1:
+                raise Refused("the budget is at least 1 block")
+            if run_blocks is not None and run_blocks < 1:
+                raise Refused("the run is at least 1 block")
+            moves = manager.plan_compaction(goal, run_blocks, max_moves)
+            return _move_plan(engine, f"compact, {goal}", moves, device.num_blocks)
+        case Resize(num_blocks):
+            if not 1 <= num_blocks <= MAX_BLOCKS:
+                raise Refused(f"a pool has from 1 to {MAX_BLOCKS} blocks")
+            if num_blocks == device.num_blocks:
+                raise Refused(f"the pool has {num_blocks} blocks already")
+            verb = "grow" if num_blocks > device.num_blocks else "shrink"
+            moves = manager.plan_resize(num_blocks)
+            return _move_plan(engine, f"{verb} from {device.num_blocks} to {num_blocks} blocks", moves, num_blocks)
+        case EvictCached(num_blocks):
+            if num_blocks is not None and num_blocks < 1:
+                raise Refused("at least 1 block")
+            evictable = len(device.eviction_order())
+            n = evictable if num_blocks is None else min(num_blocks, evictable)
+            return Plan(
+                summary=f"evict {n} cached blocks",
+                evicted_blocks=n,
+                effects=(
+                    Effect("cached blocks", device.num_cached, device.num_cached - n),
+                    Effect("free blocks", device.num_free, device.num_free + n),
+                ),
+            )
+        case Pin(block_ids) | Unpin(block_ids):
+            outside = [b for b in block_ids if not 0 <= b < device.num_blocks]
+            if outside or not block_ids:
+                raise Refused(f"blocks are numbered 0 to {device.num_blocks - 1}")
+            return Plan(summary=f"{command_name(command)} {_count(len(block_ids), 'block')}")
+        case SetWatermark(ratio):
+            check_ratio("watermark", ratio)
+            return Plan(
+                summary=f"watermark {ratio:g}", effects=(Effect("watermark", engine.watermark_ratio, ratio),)
+            )
+        case SetAutoCompaction(mode, threshold_ratio):
+            check_ratio("threshold", threshold_ratio)
+            return Plan(summary=f"compaction {mode}, threshold {threshold_ratio:g}")
+        case VerifyContents():
+            what = "every law and every slot" if engine.config.stamp else "every law (contents need --stamp)"
+            return Plan(summary=f"verify {what}")
+        case _:
+            assert_never(command)
+
+
+def _apply(engine: Engine, command: Command) -> str:
+    manager = engine.manager
+    match command:
+        case Pause() | Resume() | Step() | SetSpeed():
+            raise Refused("pacing belongs to the runner, not the engine")
+        case SubmitLoad(prompt_tokens, output_tokens, count):
+            assert engine.make_request is not None
+            for _ in range(count):
+                request = engine.make_request(prompt_tokens, output_tokens, engine.counters.submitted)
+                engine.submit(request)
+            return f"{_count(count, 'request')} submitted"
+        case Cancel(seq_id):
+            engine.cancel(_find(engine, seq_id))
+            return f"sequence {seq_id} cancelled"
+        case Fork(seq_id):
+            child = engine.fork(_find(engine, seq_id))
+            return f"sequence {seq_id} forked as {child.seq_id}"
+        case Preempt(seq_id, mode):
+            return f"sequence {seq_id} preempted by {engine.preempt(_find(engine, seq_id), mode)}"
+        case SwapOut(seq_id):
+            if not engine.swap_out(_find(engine, seq_id)):
+                raise Refused("the copy failed; see the events")
+            return f"sequence {seq_id} swapped out"
+        case SwapIn(seq_id):
+            engine.swap_in(_find(engine, seq_id))
+            return f"sequence {seq_id} swapped in"
+        case Compact(goal, run_blocks, max_moves):
+            moves = manager.plan_compaction(goal, run_blocks, max_moves)
+            if moves.stages:
+                engine.run_moves(moves, "manual")
+            left = f", {moves.left} moves left by the budget" if moves.left else ""
+            return f"compacted, {goal}: {_count(moves.moved_blocks, 'block')} moved{left}"
+        case Resize(num_blocks):
+            return engine.resize(num_blocks)
+        case EvictCached(num_blocks):
+            return f"{_count(manager.device.evict(num_blocks), 'cached block')} evicted"
+        case Pin(block_ids):
+            manager.pin(np.asarray(block_ids, np.int64))
+            return f"{_count(len(block_ids), 'block')} pinned"
+        case Unpin(block_ids):
+            manager.unpin(np.asarray(block_ids, np.int64))
+            return f"{_count(len(block_ids), 'block')} unpinned"
+        case SetWatermark(ratio):
+            engine.watermark_ratio = ratio
+            return f"watermark set to {ratio:g}"
+        case SetAutoCompaction(mode, threshold_ratio):
+            engine.compact, engine.compact_threshold_ratio = mode, threshold_ratio
+            return f"compaction set to {mode}, threshold {threshold_ratio:g}"
+        case VerifyContents():
+            engine.check()
+            return "every law holds" + (" and every slot reads back" if engine.config.stamp else "")
+        case _:
+            assert_never(command)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _find(engine: Engine, seq_id: int) -> Sequence:
+    sequence = engine.scheduler.find(seq_id)
+    if sequence is None:
+        raise UnknownSequence(seq_id)
+    return sequence
+
+
+def _running_table(engine: Engine, seq_id: int) -> IdArray:
+    sequence = _find(engine, seq_id)
+    if sequence.status is not Status.RUNNING or sequence.row is None:
+        raise Refused(f"sequence {seq_id} is {sequence.status.name.lower()}, not running")
+    return engine.manager.tables.table(sequence.row)
+
+
+def _num_blocks(engine: Engine, sequence: Sequence) -> int:
+    if sequence.row is not None:
+        return int(engine.manager.tables.num_blocks[sequence.row])
+    if sequence.host_row is not None:
+        return int(engine.manager.host_tables.num_blocks[sequence.host_row])
+    return 0
+
+
+def _num_shared(engine: Engine) -> int:
+    pool = engine.manager.device
+    return pool.count_shared(np.arange(pool.num_blocks))
+
+
+def _num_sole(engine: Engine, table: IdArray) -> int:
+    return len(table) - engine.manager.device.count_shared(table)
+
+
+def _allocatable_after(engine: Engine, change: int) -> Effect:
+    now = engine.manager.device.num_allocatable
+    return Effect("allocatable blocks", now, now + change)
+
+
+def _move_plan(engine: Engine, summary: str, moves: MovePlan, num_blocks: int) -> Plan:
+    """Return the plan of a compaction or resize, with the state it would leave computed from the moves themselves."""
+    manager = engine.manager
+    pool = manager.device
+    state = np.full(num_blocks, FREE, np.uint8)
+    flags = np.zeros(num_blocks, np.uint8)
+    work, work_flags = pool.facts.state.copy(), pool.facts.flags
+    touched: set[int] = set()
+    rows, _, ids = manager.tables.entries()
+    for stage in moves.stages:
+        work[stage.evicted] = FREE
+        work[stage.destinations] = work[stage.sources]
+        work[stage.sources] = FREE
+        remap = np.arange(pool.num_blocks)
+        remap[stage.sources] = stage.destinations
+        touched.update(rows[remap[ids] != ids].tolist())
+        ids = remap[ids]
+    common = min(num_blocks, pool.num_blocks)
+    state[:common], flags[:common] = work[:common], work_flags[:common]
+    sequences = tuple(sorted(int(s.seq_id) for s in engine.scheduler.running if s.row in touched))
+    return Plan(
+        summary=f"{summary}: {_count(moves.moved_blocks, 'block')} moved"
+        + (f", {moves.left} more left by the budget" if moves.left else ""),
+        moved_blocks=moves.moved_blocks,
+        moved_bytes=moves.moved_blocks * manager.storage.block_bytes,
+        evicted_blocks=moves.evicted_blocks,
+        sequences=sequences,
+        effects=(
+            Effect("pool blocks", pool.num_blocks, num_blocks),
+            *_fragmentation_effects(pool.facts.state, pool.facts.flags, state, flags, pool.slab_size),
+        ),
+    )
+
+
+def _fragmentation_effects(
+    state: np.ndarray, flags: np.ndarray, new_state: np.ndarray, new_flags: np.ndarray, slab_size: int
+) -> tuple[Effect, Effect]:
+    before = run_lengths(((state & HOLDERS_MASK) == 0) & (flags == 0), slab_size)
+    after = run_lengths(((new_state & HOLDERS_MASK) == 0) & (new_flags == 0), slab_size)
+    return (
+        Effect("largest free run", int(before.max(initial=0)), int(after.max(initial=0))),
+        Effect(
+            "external fragmentation",
+            external_ratio(int(before.max(initial=0)), int(before.sum())),
+            external_ratio(int(after.max(initial=0)), int(after.sum())),
+        ),
+    )

@@ -1,0 +1,667 @@
+"""Engine: the loop. Each turn takes arrivals, schedules, executes, commits and counts steps.
+
+A step is one decode iteration of virtual time. Steps in which nothing can happen, because no block
+fills, nobody finishes and nobody arrives, are taken in one go and still counted. One thread owns an engine; commands
+come in between turns, through ``plan`` and ``apply``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from allocator import control, invariants
+from allocator.block_map import BlockArrays
+from allocator.commands import Command
+from allocator.config import STEP_S, EngineConfig
+from allocator.content import Request, slot_stamps
+from allocator.errors import InvariantViolation, OutOfBlocks, Refused, StorageError
+from allocator.events import Event, EventKind
+from allocator.geometry import find_geometry
+from allocator.ids import IdArray, SeqId, Status, Tier
+from allocator.manager import BlockManager
+from allocator.metrics import count_runs, external_ratio, run_lengths
+from allocator.plans import MovePlan, Outcome, Plan
+from allocator.scheduler import Scheduler
+from allocator.sequence import Sequence
+from allocator.snapshot import MAX_SEQUENCES, Counters, SequenceRow, Snapshot
+from allocator.storage import NoStorage, Storage
+
+#: Steps between two looks at fragmentation in auto mode: once a virtual second.
+COMPACT_EVERY_STEPS: Final = 40
+_EVENTS_KEPT: Final = 4096
+
+
+class Engine:
+    """The embedded engine.
+
+    Args:
+        config: Settings.
+        requests: In order of arrival (in file order when serial); read as virtual time reaches them; may be endless.
+        source: Name shown to observers.
+        workload: Name of what drives it.
+        make_request: Makes a synthetic request from (prompt tokens, output tokens, nonce), for ``SubmitLoad``.
+        storage: Where keys and values lie; by default torch tensors, or none for geometry ``none``.
+
+    Raises:
+        ConfigError: A setting cannot be met here.
+        StorageError: No memory for the pools.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        requests: Iterable[Request] = (),
+        *,
+        source: str = "embedded",
+        workload: str = "none",
+        make_request: Callable[[int, int, int], Request] | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        self.config = config
+        self.source, self.workload = source, workload
+        self.make_request = make_request
+        self.manager = BlockManager(config, storage or _make_storage(config))
+        self.scheduler = Scheduler()
+        self.step = 0
+        self.stuck_reason: str | None = None
+        self.watermark_ratio = config.watermark_ratio
+        self.compact = config.compact
+        self.compact_threshold_ratio = config.compact_threshold_ratio
+        self._counters = Counters()
+        self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
+        self._num_events = 0
+        self._num_sequences = 0
+        self._requests = iter(requests)
+        self._next_request: Request | None = None
+        self._fetch()
+        self._next_compaction_look = COMPACT_EVERY_STEPS
+        self._evictions_told = 0
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    @property
+    def time_s(self) -> float:
+        """Virtual seconds since the start."""
+        return self.step * STEP_S
+
+    @property
+    def done(self) -> bool:
+        """Whether no request is left and none is unfinished."""
+        return self._next_request is None and not self.scheduler.running and not self.scheduler.waiting
+
+    @property
+    def counters(self) -> Counters:
+        """Totals up to this step."""
+        counters, manager = self._counters, self.manager
+        counters.evictions = manager.device.num_evicted
+        counters.allocated_blocks = manager.device.num_allocated
+        counters.freed_blocks = manager.device.num_freed
+        counters.copy_on_write_blocks = manager.copy_on_write_blocks
+        return counters
+
+    def advance(self, max_steps: int) -> int:
+        """Take at least one step and up to ``max_steps``; return how many.
+
+        Returns:
+            0 only when the run is done, or when nothing can get on; ``stuck_reason`` then says why.
+        """
+        taken = 0
+        while taken < max_steps:
+            steps = self._turn(max_steps - taken)
+            if steps == 0:
+                break
+            taken += steps
+        return taken
+
+    def _turn(self, budget: int) -> int:
+        scheduler, manager = self.scheduler, self.manager
+        self._take_arrivals()
+        manager.device.step = self.step
+        preempted = self._make_room()
+        decoding, targets = scheduler.rows()
+        num_decoding = len(decoding)
+        admitted = [] if preempted else self._admit()
+        if not scheduler.running:
+            if not preempted:
+                return self._idle(budget)
+            self.step += 1
+            return 1
+        self.stuck_reason = None
+        self._counters.peak_active = max(self._counters.peak_active, manager.device.num_active)
+
+        started = len(scheduler.running) > num_decoding
+        steps = 1 if started else self._quiet_steps(budget)
+        if num_decoding:
+            if self.config.stamp:
+                self._stamp_decoded(decoding, steps)
+            manager.write(decoding, steps)
+            self._counters.generated_tokens += steps * num_decoding
+        for sequence, matched in admitted:
+            self._finish_prefill(sequence, matched)
+        self._commit(decoding, targets, num_decoding)
+        self.step += steps
+        if self.compact == "auto" and self.step >= self._next_compaction_look:
+            self._next_compaction_look = self.step + COMPACT_EVERY_STEPS
+            self._compact_if_fragmented()
+        self._tell_evictions()
+        return steps
+
+    def _quiet_steps(self, budget: int) -> int:
+        """Return how many steps pass until a block fills, a sequence finishes or a request arrives; at least 1."""
+        rows, targets = self.scheduler.rows()
+        tables = self.manager.tables
+        tokens = tables.num_tokens[rows]
+        room = np.minimum(tables.num_blocks[rows] * self.manager.block_size, targets) - tokens
+        steps = min(budget, int(room.min()))
+        if self._next_request is not None and not self.config.serial:
+            steps = min(steps, self._arrival_step(self._next_request) - self.step)
+        return max(1, steps)
+
+    def _idle(self, budget: int) -> int:
+        """Let time pass while nothing runs; return 0 when no arrival can change that."""
+        if self.scheduler.waiting:
+            first = self.scheduler.next_waiting()
+            self.stuck_reason = (
+                f"sequence {first.seq_id} cannot start: {first.reason}"
+                if first
+                else "every waiting sequence is held by the operator"
+            )
+        if self._next_request is None or (self.config.serial and self.scheduler.waiting):
+            return 0
+        steps = min(budget, max(1, self._arrival_step(self._next_request) - self.step))
+        self.step += steps
+        return steps
+
+    # -- arrivals ------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        self._next_request = next(self._requests, None)
+
+    @staticmethod
+    def _arrival_step(request: Request) -> int:
+        return math.ceil(request.arrival_s / STEP_S - 1e-9)
+
+    def _take_arrivals(self) -> None:
+        if self.config.serial:
+            while self._next_request is not None and not self.scheduler.running and not self.scheduler.waiting:
+                request = self._next_request
+                self._fetch()
+                self.submit(request)
+            return
+        while self._next_request is not None and self._arrival_step(self._next_request) <= self.step:
+            request = self._next_request
+            self._fetch()
+            self.submit(request)
+
+    def submit(self, request: Request) -> SeqId | None:
+        """Queue a request; return its sequence id, or ``None`` when it can never fit and is refused."""
+        config, counters = self.config, self._counters
+        seq_id = SeqId(self._num_sequences)
+        self._num_sequences += 1
+        counters.submitted += 1
+        needed = self.manager.blocks_for(request.content.num_tokens)
+        if needed > self.manager.device.num_blocks:
+            counters.refused += 1
+            self.emit(
+                "refuse",
+                f"{request.label}: needs {needed} blocks, the pool has {self.manager.device.num_blocks}",
+                seq_id,
+                needed,
+            )
+            return None
+        num_keys = len(request.content.keys(config.block_size)) if config.prefix_cache else 0
+        self.scheduler.add_waiting(
+            Sequence(
+                seq_id,
+                request.content,
+                request.label,
+                request.num_prompt,
+                request.content.num_tokens,
+                num_keys,
+                self.step,
+                num_tokens=request.num_prompt,
+            )
+        )
+        return seq_id
+
+    # -- scheduling ----------------------------------------------------------------------------------
+
+    def _make_room(self) -> bool:
+        """Give every running sequence room for its next token, preempting the last arrived; return whether any was."""
+        preempted = False
+        while self.scheduler.running:
+            try:
+                self.manager.extend(self.scheduler.rows()[0])
+                return preempted
+            except OutOfBlocks:
+                self._counters.failures_capacity += 1
+                self.preempt(self.scheduler.running[-1], self.config.preempt)
+                preempted = True
+        return preempted
+
+    def preempt(self, sequence: Sequence, mode: str) -> str:
+        """Take a running sequence off the device; return how: by swap while the host tier has room, else by recompute."""
+        assert sequence.row is not None
+        blocks = int(self.manager.tables.num_blocks[sequence.row])
+        if mode == "swap" and self._swap_out(sequence):
+            self._counters.preemptions_swap += 1
+        else:
+            mode = "recompute"
+            sequence.num_tokens = int(self.manager.tables.num_tokens[sequence.row])
+            self._leave_device(sequence)
+            sequence.status = Status.WAITING
+            self._counters.preemptions_recompute += 1
+            self.scheduler.add_waiting(sequence)
+        sequence.resumed = True
+        sequence.reason = f"preempted by {mode}"
+        self.emit("preempt", f"sequence {sequence.seq_id} preempted by {mode}", sequence.seq_id, blocks)
+        return mode
+
+    def _swap_out(self, sequence: Sequence) -> bool:
+        assert sequence.row is not None
+        manager = self.manager
+        blocks = int(manager.tables.num_blocks[sequence.row])
+        try:
+            host_row = manager.swap_out(sequence.row)
+        except OutOfBlocks:
+            return False
+        except StorageError as error:
+            self.emit("fault", f"swap out failed: {error}", sequence.seq_id)
+            return False
+        self.scheduler.stop(sequence)
+        sequence.row, sequence.host_row, sequence.status = None, host_row, Status.SWAPPED
+        sequence.num_tokens = int(manager.host_tables.num_tokens[host_row])
+        self.scheduler.add_waiting(sequence)
+        self._counters.swap_out_blocks += blocks
+        self._counters.swap_out_bytes += blocks * manager.storage.block_bytes
+        return True
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Swap a running sequence out for an operator, who must bring it back; return whether there was room."""
+        if not self._swap_out(sequence):
+            return False
+        sequence.held, sequence.resumed, sequence.reason = True, True, "held by the operator"
+        assert sequence.host_row is not None
+        blocks = int(self.manager.host_tables.num_blocks[sequence.host_row])
+        self.emit("swap-out", f"sequence {sequence.seq_id} swapped out", sequence.seq_id, blocks)
+        return True
+
+    def swap_in(self, sequence: Sequence, *, keep: int = 0) -> None:
+        """Bring a swapped sequence back and let it run.
+
+        Raises:
+            OutOfBlocks, StorageError: As in ``BlockManager.swap_in``; nothing changes.
+        """
+        assert sequence.host_row is not None
+        row, copied = self.manager.swap_in(sequence.host_row, sequence.content, keep=keep)
+        sequence.row, sequence.host_row, sequence.held = row, None, False
+        self.scheduler.start(sequence)
+        self._counters.swap_in_blocks += copied
+        self._counters.swap_in_bytes += copied * self.manager.storage.block_bytes
+        self.emit("swap-in", f"sequence {sequence.seq_id} swapped in", sequence.seq_id, copied)
+
+    def _admit(self) -> list[tuple[Sequence, int]]:
+        """Start waiting sequences in order while they fit; return those to prefill, with their matched blocks."""
+        admitted: list[tuple[Sequence, int]] = []
+        scheduler, manager = self.scheduler, self.manager
+        while (sequence := scheduler.next_waiting()) is not None:
+            alone = not scheduler.running
+            if len(scheduler.running) >= (1 if self.config.serial else self.config.max_running):
+                sequence.reason = f"{len(scheduler.running)} sequences run, the limit"
+                break
+            # The watermark is waived when nothing runs, or a large sequence could wait for ever.
+            keep = 0 if alone else math.ceil(self.watermark_ratio * manager.device.num_blocks)
+            if sequence.resumed and sequence.num_tokens % self.config.block_size == 0:
+                keep += 1  # its next token starts a block: do not bring it back just to preempt it again
+            try:
+                if sequence.host_row is not None:
+                    self.swap_in(sequence, keep=keep)
+                    continue
+                admission = manager.admit(sequence.content, sequence.num_tokens, keep=keep)
+            except OutOfBlocks as error:
+                if alone and manager.blocks_for(sequence.num_target) > manager.device.num_blocks:
+                    self._refuse_late(sequence)
+                    continue
+                room = f"{error.needed} blocks needed, {error.allocatable} allocatable"
+                within = error.needed - keep <= error.allocatable
+                sequence.reason = f"{'watermark' if within else 'capacity'}: {room}"
+                break
+            sequence.row = admission.row
+            scheduler.start(sequence)
+            if not sequence.resumed:
+                self._count_query(sequence, admission.hit_blocks)
+            # Whoever finds these keys runs no earlier than the step that computes their blocks: this one.
+            stop = min(sequence.num_keys, sequence.num_tokens // self.config.block_size)
+            manager.publish_keys(admission.row, sequence.content, admission.matched_blocks, stop)
+            admitted.append((sequence, admission.matched_blocks))
+            self.emit(
+                "admit",
+                f"sequence {sequence.seq_id} admitted, {admission.hit_blocks} blocks hit",
+                sequence.seq_id,
+                int(manager.tables.num_blocks[admission.row]),
+            )
+        return admitted
+
+    def _count_query(self, sequence: Sequence, hit_blocks: int) -> None:
+        counters, block_size = self._counters, self.config.block_size
+        sequence.hit_blocks = hit_blocks
+        counters.prompt_tokens += sequence.num_prompt
+        if self.config.prefix_cache:
+            counters.query_blocks += sequence.num_prompt // block_size
+            counters.query_tokens += sequence.num_prompt
+            counters.hit_blocks += hit_blocks
+            counters.hit_tokens += hit_blocks * block_size
+
+    # -- execution and commit ------------------------------------------------------------------------
+
+    def _stamp_decoded(self, rows: IdArray, steps: int) -> None:
+        manager = self.manager
+        slots, stamps = [], []
+        by_row = self.scheduler.by_row
+        for row in rows.tolist():
+            start = int(manager.tables.num_tokens[row])
+            slots.append(manager.slots("device", row, start, start + steps))
+            stamps.append(slot_stamps(by_row[row].content.tokens(start, start + steps), start))
+        manager.storage.write_stamps("device", np.concatenate(slots), np.concatenate(stamps))
+
+    def _finish_prefill(self, sequence: Sequence, matched: int) -> None:
+        """Write what admission did not find in the prefix cache."""
+        assert sequence.row is not None
+        manager, size = self.manager, self.config.block_size
+        if self.config.stamp and matched * size < sequence.num_tokens:
+            start, stop = matched * size, sequence.num_tokens
+            slots = manager.slots("device", sequence.row, start, stop)
+            manager.storage.write_stamps("device", slots, slot_stamps(sequence.content.tokens(start, stop), start))
+        if sequence.num_tokens == sequence.num_target:
+            self._finish(sequence)
+
+    def _commit(self, rows: IdArray, targets: IdArray, num_decoding: int) -> None:
+        """Publish the keys of blocks that filled, and end the sequences that reached their target."""
+        if not num_decoding:
+            return
+        manager, size = self.manager, self.config.block_size
+        tokens = manager.tables.num_tokens[rows]
+        news = np.flatnonzero((tokens % size == 0) | (tokens == targets))
+        if not len(news):
+            return
+        by_row = self.scheduler.by_row
+        for i in news.tolist():
+            sequence, written = by_row[int(rows[i])], int(tokens[i])
+            block = written // size
+            if written % size == 0 and block <= sequence.num_keys:
+                assert sequence.row is not None
+                manager.publish_keys(sequence.row, sequence.content, block - 1, block)
+            if written == sequence.num_target:
+                self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._leave_device(sequence)
+        sequence.status = Status.FINISHED
+        self._counters.finished += 1
+        self.emit("finish", f"sequence {sequence.seq_id} finished", sequence.seq_id)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence in whatever stage it is, giving back all it holds."""
+        self._drop(sequence)
+        sequence.status = Status.CANCELLED
+        self._counters.cancelled += 1
+        self.emit("cancel", f"sequence {sequence.seq_id} cancelled", sequence.seq_id)
+
+    def _refuse_late(self, sequence: Sequence) -> None:
+        """End a sequence that no longer fits into a pool that shrank."""
+        self._drop(sequence)
+        sequence.status = Status.REFUSED
+        self._counters.refused += 1
+        needed = self.manager.blocks_for(sequence.num_target)
+        self.emit(
+            "refuse",
+            f"sequence {sequence.seq_id}: needs {needed} blocks, the pool now has {self.manager.device.num_blocks}",
+            sequence.seq_id,
+            needed,
+        )
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Return a new running sequence that shares every block of a running one and goes its own way from here."""
+        assert sequence.row is not None
+        manager = self.manager
+        at = int(manager.tables.num_tokens[sequence.row])
+        seq_id = SeqId(self._num_sequences)
+        self._num_sequences += 1
+        content = sequence.content.forked(at, nonce=seq_id)
+        child = Sequence(
+            seq_id,
+            content,
+            f"fork of {sequence.seq_id}",
+            sequence.num_prompt,
+            sequence.num_target,
+            len(content.keys(self.config.block_size)) if self.config.prefix_cache else 0,
+            self.step,
+        )
+        child.row = manager.fork(sequence.row)
+        self._counters.submitted += 1
+        self.scheduler.add_waiting(child)
+        self.scheduler.start(child)
+        self.emit("fork", f"sequence {sequence.seq_id} forked as {seq_id}", seq_id)
+        return child
+
+    def _leave_device(self, sequence: Sequence) -> None:
+        assert sequence.row is not None
+        self.manager.free(sequence.row)
+        self.scheduler.stop(sequence)
+        sequence.row = None
+
+    def _drop(self, sequence: Sequence) -> None:
+        if sequence.row is not None:
+            self._leave_device(sequence)
+            return
+        if sequence.host_row is not None:
+            self.manager.free_host(sequence.host_row)
+            sequence.host_row = None
+        self.scheduler.stop(sequence)
+
+    # -- compaction ----------------------------------------------------------------------------------
+
+    def _compact_if_fragmented(self) -> None:
+        shape = self.manager.shape()
+        lengths = run_lengths(shape.free | shape.cached, shape.slab_size)
+        before = external_ratio(int(lengths.max(initial=0)), int(lengths.sum()))
+        if before <= self.compact_threshold_ratio:
+            return
+        try:
+            plan = self.manager.plan_compaction("pack-low", None, None)
+        except Refused:
+            return
+        if plan.stages:
+            self.run_moves(plan, "threshold")
+
+    def run_moves(self, plan: MovePlan, trigger: str) -> int:
+        """Carry out a compaction plan and record it; return the bytes moved.
+
+        Raises:
+            StorageError: A copy failed; block tables name the blocks from before that stage.
+        """
+        started = time.perf_counter()
+        moved_bytes = self.manager.move(plan)
+        counters = self._counters
+        if trigger == "threshold":
+            counters.compactions_threshold += 1
+        else:
+            counters.compactions_manual += 1
+        counters.compaction_moved_blocks += plan.moved_blocks
+        counters.compaction_moved_bytes += moved_bytes
+        seconds = time.perf_counter() - started
+        self.emit(
+            "compact",
+            f"compaction ({trigger}): {plan.moved_blocks} blocks moved in {seconds * 1e3:.1f} ms",
+            None,
+            plan.moved_blocks,
+        )
+        return moved_bytes
+
+    def resize(self, num_blocks: int) -> str:
+        """Grow or shrink the device pool; return what was done in words.
+
+        Raises:
+            OutOfBlocks, Refused, StorageError: As in ``BlockManager.resize``; the pool keeps its size.
+        """
+        before = self.manager.device.num_blocks
+        plan = self.manager.resize(num_blocks)
+        counters, change = self._counters, num_blocks - before
+        if change > 0:
+            counters.resizes_grow += 1
+            counters.grown_blocks += change
+        else:
+            counters.resizes_shrink += 1
+            counters.shrunk_blocks -= change
+        text = f"pool {'grown' if change > 0 else 'shrunk'} from {before} to {num_blocks} blocks, {plan.moved_blocks} moved"
+        self.emit("resize", text, None, abs(change))
+        return text
+
+    # -- commands, checks, observers -----------------------------------------------------------------
+
+    def plan(self, command: Command) -> Plan:
+        """Return what a command would do at this step boundary; changes nothing."""
+        return control.plan(self, command)
+
+    def apply(self, command: Command) -> Outcome:
+        """Do a command at this step boundary; a refusal is an outcome with its reason."""
+        return control.apply(self, command)
+
+    def check(self) -> None:
+        """Check every law, and in stamp mode all contents.
+
+        Raises:
+            InvariantViolation: The first law found broken; it is counted too.
+        """
+        self._counters.integrity_checks += 1
+        try:
+            invariants.check_manager(self.manager)
+            if self.config.stamp:
+                invariants.check_contents(self.manager, self.unfinished())
+        except InvariantViolation as violation:
+            self._counters.integrity_faults += 1
+            self.emit("fault", str(violation))
+            raise
+
+    def unfinished(self) -> list[Sequence]:
+        """Return running, then waiting sequences, each by arrival."""
+        return [*self.scheduler.running, *self.scheduler.waiting]
+
+    def emit(self, kind: EventKind, text: str, seq_id: int | None = None, blocks: int = 0) -> None:
+        """Record an event of this step."""
+        self._events.append(Event(self._num_events, self.step, kind, text, seq_id, blocks))
+        self._num_events += 1
+
+    def _tell_evictions(self) -> None:
+        evicted = self.manager.device.num_evicted - self._evictions_told
+        if evicted:
+            self._evictions_told += evicted
+            self.emit("evict", f"{evicted} cached blocks evicted", None, evicted)
+
+    def events_from(self, number: int) -> tuple[Event, ...]:
+        """Return kept events from ``number`` on, oldest first."""
+        missing = min(self._num_events - number, len(self._events))
+        if missing <= 0:
+            return ()
+        return tuple(self._events[i] for i in range(len(self._events) - missing, len(self._events)))
+
+    def snapshot(
+        self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0
+    ) -> Snapshot:
+        """Return the state at this step boundary; ``phase``, ``speed`` and ``steps_per_s`` are the caller's to know."""
+        manager, config, scheduler = self.manager, self.config, self.scheduler
+        swapped = sum(1 for s in scheduler.waiting if s.status is Status.SWAPPED)
+        return Snapshot(
+            step=self.step,
+            time_s=self.time_s,
+            phase=phase,
+            speed=speed,
+            steps_per_s=steps_per_s,
+            source=self.source,
+            workload=self.workload,
+            geometry=config.geometry,
+            device=manager.storage.device_name,
+            block_size=config.block_size,
+            block_bytes=manager.storage.block_bytes,
+            slab_size=config.slab_size,
+            eviction=config.eviction,
+            preempt=config.preempt,
+            policy="fcfs",
+            compact=self.compact,
+            compact_threshold_ratio=self.compact_threshold_ratio,
+            watermark_ratio=self.watermark_ratio,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) - swapped,
+            num_swapped=swapped,
+            counters=msgspec.structs.replace(self.counters),
+            sequences=tuple(self._sequence_row(s) for s in self.unfinished()[:MAX_SEQUENCES]),
+            events=self.events_from(next_event),
+            notes=(self.stuck_reason,) if self.stuck_reason else (),
+        )
+
+    def _sequence_row(self, sequence: Sequence) -> SequenceRow:
+        manager = self.manager
+        blocks = shared = runs = 0
+        tokens = 0
+        if sequence.row is not None:
+            table = manager.tables.table(sequence.row)
+            blocks, tokens = len(table), int(manager.tables.num_tokens[sequence.row])
+            shared = manager.device.count_shared(table)
+            runs = count_runs(table, manager.device.slab_size)
+        elif sequence.host_row is not None:
+            blocks = int(manager.host_tables.num_blocks[sequence.host_row])
+            tokens = int(manager.host_tables.num_tokens[sequence.host_row])
+        return SequenceRow(
+            seq_id=sequence.seq_id,
+            row=sequence.row,
+            label=sequence.label,
+            status=sequence.status.name.lower(),
+            reason=sequence.reason,
+            num_prompt=sequence.num_prompt,
+            num_tokens=tokens,
+            num_target=sequence.num_target,
+            num_blocks=blocks,
+            shared_blocks=shared,
+            hit_blocks=sequence.hit_blocks,
+            runs=runs,
+            arrived_step=sequence.arrived_step,
+        )
+
+    def arrays(self, tier: Tier) -> BlockArrays | None:
+        """Return a copy of one tier's block arrays; ``None`` when there is no such tier."""
+        return self.manager.arrays(tier)
+
+    def table(self, seq_id: int) -> IdArray | None:
+        """Return a sequence's device block table; ``None`` when it has none. [n]"""
+        sequence = self.scheduler.find(seq_id)
+        if sequence is None or sequence.row is None:
+            return None
+        return self.manager.tables.table(sequence.row).copy()
+
+    def holders(self, block_id: int, limit: int = 64) -> tuple[tuple[tuple[int, int], ...], int]:
+        """Return up to ``limit`` (sequence id, position) pairs that name a device block, and how many there are."""
+        rows, position, ids = self.manager.tables.entries()
+        at = np.flatnonzero(ids == block_id)
+        by_row = self.scheduler.by_row
+        pairs = [(int(by_row[int(rows[i])].seq_id), int(position[i])) for i in at[:limit].tolist()]
+        return tuple(pairs), len(at)
+
+    def close(self) -> None:
+        """Give all storage back."""
+        self.manager.storage.close()
+
+
+def _make_storage(config: EngineConfig) -> Storage:
+    geometry = find_geometry(config.geometry)
+    if geometry is None:
+        return NoStorage()
+    from allocator.torch_storage import TorchStorage  # torch takes seconds to load: only when tensors are wanted
+
+    return TorchStorage(geometry, config.block_size, config.device, config.slab_size)

@@ -1,0 +1,86 @@
+"""BlockFacts: the flat per-block arrays of one tier's pool. Written by ``BlockPool`` alone.
+
+``state`` is the pool's hot memory: one byte a block, whose low bits say how many holders the
+block has and whose ``KEY`` bit says that the prefix cache knows its content. A block that has
+the bit and no holder is cached. ``refs`` counts holders of shared blocks only: with one holder the byte
+says it all, so the common allocate and release touch one byte a block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.ids import BlockState
+
+FREE: Final = 0
+SOLE: Final = 1
+SHARED: Final = 2
+RESERVED: Final = 4
+#: Bit: the block's content has a key in the prefix cache.
+KEY: Final = 8
+CACHED: Final = FREE | KEY
+HOLDERS_MASK: Final = SOLE | SHARED
+
+#: Internal byte → ``BlockState``, as observers see it.
+PUBLIC_STATE: Final = np.zeros(16, np.uint8)
+PUBLIC_STATE[[SOLE, SHARED, SOLE | KEY, SHARED | KEY]] = BlockState.ACTIVE
+PUBLIC_STATE[CACHED] = BlockState.CACHED
+PUBLIC_STATE[RESERVED] = BlockState.RESERVED
+
+
+class BlockFacts:
+    """Flat arrays over all blocks of one tier.
+
+    Attributes:
+        state_bytes: The state bytes, for scalar access. [n]
+        state: The same memory as an array. [n] uint8
+        refs: Holders of each shared block; meaningless for others. [n] int32
+        flags: ``BlockFlag`` bits. [n] uint8
+        stamp: Number of the release that last made the block cached. [n] int64
+        inserted: Number of the insertion that gave it its key. [n] int64
+        uses: Hits since that insertion. [n] int32
+        last_used: Step of its last release. [n] uint32
+        hash64: First 64 bits of its key, while it has one. [n] uint64
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.state_bytes = bytearray(num_blocks)
+        self.state: NDArray[np.uint8] = np.frombuffer(self.state_bytes, np.uint8)
+        self.refs = np.zeros(num_blocks, np.int32)
+        self.flags = np.zeros(num_blocks, np.uint8)
+        self.stamp = np.zeros(num_blocks, np.int64)
+        self.inserted = np.zeros(num_blocks, np.int64)
+        self.uses = np.zeros(num_blocks, np.int32)
+        self.last_used = np.zeros(num_blocks, np.uint32)
+        self.hash64 = np.zeros(num_blocks, np.uint64)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks the arrays describe."""
+        return len(self.state)
+
+    def resized(self, num_blocks: int) -> BlockFacts:
+        """Return facts for ``num_blocks`` blocks: the common part copied, new blocks free."""
+        other = BlockFacts(num_blocks)
+        common = min(num_blocks, self.num_blocks)
+        for mine, theirs in zip((self.flags, *self._moving()), (other.flags, *other._moving()), strict=True):
+            theirs[:common] = mine[:common]
+        return other
+
+    def ref_counts(self) -> NDArray[np.int32]:
+        """Return the reference count of every block. [n]"""
+        holders = self.state & HOLDERS_MASK
+        return np.where(holders == SHARED, self.refs, (holders == SOLE).astype(np.int32))
+
+    def move(self, sources: NDArray[np.int64], destinations: NDArray[np.int64]) -> None:
+        """Give ``destinations`` everything ``sources`` are, flags aside; sources become free."""
+        for array in self._moving():
+            array[destinations] = array[sources]
+        self.state[sources] = FREE
+
+    def _moving(self) -> tuple[NDArray[Any], ...]:
+        """Return the arrays that describe content, and so go with it when it moves."""
+        return (self.state, self.refs, self.stamp, self.inserted, self.uses, self.last_used, self.hash64)

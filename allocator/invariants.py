@@ -1,0 +1,127 @@
+"""Every law of the allocator's state, in functions that raise ``InvariantViolation``. Read only.
+
+One set of checks for tests, for ``kvtop check`` and for live sampling. They recompute everything
+from the block tables, so a counter that drifted cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from allocator.block_table import BlockTables
+from allocator.content import slot_stamps
+from allocator.errors import InvariantViolation
+from allocator.facts import CACHED, FREE, HOLDERS_MASK, KEY, RESERVED, SHARED
+from allocator.ids import BlockFlag, Tier
+from allocator.manager import BlockManager
+from allocator.pool import BlockPool
+from allocator.sequence import Sequence
+
+
+def check_manager(manager: BlockManager) -> None:
+    """Check laws 1 to 4 on both tiers. Cost: O(blocks + table entries).
+
+    Raises:
+        InvariantViolation: With the law's number and the first offence found.
+    """
+    with manager.lock:
+        _check_pool(manager.device, manager.tables)
+        _check_pool(manager.host, manager.host_tables)
+        tables = manager.tables
+        for row in tables.rows().tolist():
+            blocks, tokens = int(tables.num_blocks[row]), int(tables.num_tokens[row])
+            if not (blocks - 1) * manager.block_size < tokens <= blocks * manager.block_size:
+                raise InvariantViolation(2, f"row {row} has {blocks} blocks for {tokens} tokens")
+
+
+def check_contents(manager: BlockManager, sequences: Iterable[Sequence]) -> None:
+    """Check law 5: every slot of every sequence, in either tier, reads back its own stamp.
+
+    Raises:
+        InvariantViolation: Names the sequence and the first token whose slot holds something else.
+    """
+    with manager.lock:
+        for tier in ("device", "host"):
+            _check_tier_contents(manager, tier, list(sequences))
+
+
+def _check_tier_contents(manager: BlockManager, tier: Tier, sequences: list[Sequence]) -> None:
+    tables = manager.tables if tier == "device" else manager.host_tables
+    holders: list[Sequence] = []
+    slots, stamps = [], []
+    for sequence in sequences:
+        row = sequence.row if tier == "device" else sequence.host_row
+        if row is None:
+            continue
+        n = int(tables.num_tokens[row])
+        holders.append(sequence)
+        slots.append(manager.slots(tier, row, 0, n))
+        stamps.append(slot_stamps(sequence.content.tokens(0, n), 0))
+    if not holders:
+        return
+    good = manager.storage.check_stamps(tier, np.concatenate(slots), np.concatenate(stamps))
+    if good.all():
+        return
+    at = int(np.argmin(good))
+    for sequence, own in zip(holders, slots, strict=True):
+        if at < len(own):
+            block, offset = divmod(int(own[at]), manager.block_size)
+            raise InvariantViolation(
+                5, f"sequence {sequence.seq_id}, token {at}: {tier} block {block}, offset {offset} holds other content"
+            )
+        at -= len(own)
+
+
+def _check_pool(pool: BlockPool, tables: BlockTables) -> None:
+    facts, tier = pool.facts, pool.tier
+    holders = facts.state & HOLDERS_MASK
+    keyed = (facts.state & KEY) != 0
+    held = holders != 0
+    cached, free, reserved = facts.state == CACHED, facts.state == FREE, facts.state == RESERVED
+
+    # Law 1: the exclusive states cover the pool, and the pool's counters agree with its state array.
+    if int(np.count_nonzero(held | cached | free | reserved)) != pool.num_blocks:
+        raise InvariantViolation(1, f"{tier}: a block is in no state of the pool")
+    for name, counted, claimed in (
+        ("free", free, pool.num_free),
+        ("cached", cached, pool.num_cached),
+        ("active", held, pool.num_active),
+        ("reserved", reserved, pool.num_reserved),
+        ("allocatable", (free | cached) & (facts.flags == 0), pool.num_allocatable),
+    ):
+        if int(np.count_nonzero(counted)) != claimed:
+            raise InvariantViolation(
+                1, f"{tier}: {int(np.count_nonzero(counted))} blocks are {name}, the pool counts {claimed}"
+            )
+
+    # Law 2: reference counts are table entries.
+    entries = np.bincount(tables.entries()[2], minlength=pool.num_blocks)
+    counts = facts.ref_counts()
+    if (entries != counts).any():
+        block = int(np.argmax(entries != counts))
+        raise InvariantViolation(2, f"{tier} block {block}: ref_count {counts[block]}, {entries[block]} table entries")
+    if (facts.refs[holders == SHARED] < 2).any():
+        raise InvariantViolation(2, f"{tier}: a block marked shared has fewer than two holders")
+    for row in tables.rows().tolist():
+        table = tables.table(row)
+        if len(np.unique(table)) != len(table):
+            raise InvariantViolation(3, f"{tier}: row {row} names a block twice")
+
+    # Law 3: the free list holds each free block once, and nothing else.
+    listed = np.sort(pool.free_ids())
+    if not np.array_equal(listed, np.flatnonzero(free & (facts.flags == 0))):
+        raise InvariantViolation(3, f"{tier}: the free list is not the set of free blocks")
+    evictable = np.sort(pool.eviction_order())
+    if not np.array_equal(evictable, np.flatnonzero(cached & (facts.flags == 0))):
+        raise InvariantViolation(3, f"{tier}: the eviction order is not the set of evictable blocks")
+
+    # Law 4: key to block is one to one, and the state says who has a key.
+    if not pool.cache.is_one_to_one():
+        raise InvariantViolation(4, f"{tier}: keys and blocks are not one to one")
+    with_key = np.fromiter((block for block, _ in pool.cache.items()), np.int64, len(pool.cache))
+    if not np.array_equal(np.sort(with_key), np.flatnonzero(keyed)):
+        raise InvariantViolation(4, f"{tier}: the state array disagrees with the index on who has a key")
+    if (facts.flags & ~np.uint8(BlockFlag.FENCED | BlockFlag.PINNED)).any():
+        raise InvariantViolation(1, f"{tier}: an unknown flag is set")

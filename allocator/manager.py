@@ -1,0 +1,403 @@
+"""BlockManager: sequences' blocks over both tiers: admit, append, fork, free, swap, move, resize.
+
+Every operation is all or nothing, and holds the allocator lock, so any thread may call any of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.block_map import BlockArrays
+from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, plan_pack_low, plan_shrink
+from allocator.commands import CompactGoal
+from allocator.config import EngineConfig
+from allocator.content import Content
+from allocator.errors import NotHeld, OutOfBlocks, Refused, StorageError
+from allocator.facts import CACHED, KEY, PUBLIC_STATE, SHARED
+from allocator.block_table import BlockTables
+from allocator.ids import NO_ROW, BlockFlag, IdArray, Tier
+from allocator.plans import CopyJob, MovePlan, Moves
+from allocator.pool import BlockPool
+from allocator.storage import Storage
+
+Rows = NDArray[np.int64]
+
+
+class Admission(NamedTuple):
+    """What admitting a sequence gave.
+
+    Attributes:
+        row: Its row in the device block tables.
+        matched_blocks: Blocks taken over from the prefix cache.
+        hit_blocks: Of these, blocks whose tokens need no computing: one fewer when the whole prompt matched,
+            since at least one token is always computed.
+    """
+
+    row: int
+    matched_blocks: int
+    hit_blocks: int
+
+
+class BlockManager:
+    """Blocks, tables and storage of one engine.
+
+    Args:
+        config: Sizes and policies.
+        storage: Where keys and values lie; resized to the configured pools.
+    """
+
+    def __init__(self, config: EngineConfig, storage: Storage) -> None:
+        self.config = config
+        self.block_size = config.block_size
+        self.storage = storage
+        self.lock = threading.RLock()
+        slab_size = config.slab_size
+        self.device = BlockPool(config.num_blocks, slab_size=slab_size, eviction=config.eviction)
+        self.host = BlockPool(config.num_swap_blocks, slab_size=slab_size, tier="host")
+        self.tables = BlockTables()
+        self.host_tables = BlockTables()
+        self.copy_on_write_blocks = 0
+        self._may_share_tails = False
+        storage.resize("device", config.num_blocks)
+        storage.resize("host", config.num_swap_blocks)
+
+    # -- sequences -----------------------------------------------------------------------------------
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks ``num_tokens`` tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    def admit(self, content: Content, num_tokens: int, *, keep: int = 0) -> Admission:
+        """Give a sequence the blocks for its first ``num_tokens`` tokens, shared ones from the prefix cache first.
+
+        A block that the prompt ends on is shared, or taken over in place, even when all of it is cached;
+        only the count of hits is one less. Its keys are not published: see ``publish_keys``.
+
+        Args:
+            content: Its tokens.
+            num_tokens: Tokens to be computed or found now, at least 1.
+            keep: Blocks that must stay allocatable.
+
+        Raises:
+            OutOfBlocks: Too few blocks; nothing changes.
+        """
+        with self.lock:
+            pool = self.device
+            matched: list[int] = []
+            if self.config.prefix_cache:
+                matched = pool.cache.match(content.keys(self.block_size)[: num_tokens // self.block_size])
+            fresh = self.blocks_for(num_tokens) - len(matched)
+            self._require(fresh + self._count_idle(matched), keep)
+            if matched:
+                pool.share(matched)
+            ids = np.empty(len(matched) + fresh, np.int64)
+            ids[: len(matched)] = matched
+            ids[len(matched) :] = pool.allocate(fresh)
+            row = self.tables.new_row(ids, num_tokens)
+            hits = len(matched) - (len(matched) * self.block_size == num_tokens)
+            return Admission(row, len(matched), max(0, hits))
+
+    def publish_keys(self, row: int, content: Content, first: int, stop: int) -> None:
+        """Let blocks ``first`` to ``stop`` of a row, now full, be found by their content."""
+        if not self.config.prefix_cache or stop <= first:
+            return
+        with self.lock:
+            keys = content.keys(self.block_size)[first:stop]
+            if keys:
+                self.device.insert_keys(self.tables.table(row)[first : first + len(keys)].tolist(), keys)
+
+    def extend(self, rows: Rows) -> None:
+        """Make room for the next token of every row: a block where the last is full, a copy where it is shared.
+
+        Raises:
+            OutOfBlocks: Too few blocks for all of them; nothing changes.
+            StorageError: A copy failed; no row was extended, and rows copied before keep their copies.
+        """
+        with self.lock:
+            tables = self.tables
+            full = tables.num_tokens[rows] == tables.num_blocks[rows] * self.block_size
+            growing = rows[full]
+            copying = self._shared_tails(rows[~full]) if self._may_share_tails else rows[:0]
+            if len(growing) + len(copying) == 0:
+                return
+            self._require(len(growing) + self._count_copies(copying), 0)
+            for row in copying.tolist():
+                self._copy_on_write(row)
+            if len(growing):
+                tables.append(growing, np.asarray(self.device.allocate(len(growing)), np.int64))
+
+    def write(self, rows: Rows, num_tokens: int) -> None:
+        """Count ``num_tokens`` more tokens as written in each row; their blocks are there already."""
+        self.tables.num_tokens[rows] += num_tokens
+
+    def free(self, row: int) -> None:
+        """Release a row's blocks, tail first, and forget the row."""
+        with self.lock:
+            self.device.release_distinct(self.tables.table(row)[::-1].copy())
+            self.tables.drop_row(row)
+
+    def fork(self, row: int) -> int:
+        """Return a new row that shares every block of ``row``. Nothing is copied until one of them is written."""
+        with self.lock:
+            ids = self.tables.table(row).copy()
+            self.device.share(ids)
+            self._may_share_tails = True
+            return self.tables.new_row(ids, int(self.tables.num_tokens[row]))
+
+    # -- tiers ---------------------------------------------------------------------------------------
+
+    def swap_out(self, row: int) -> int:
+        """Copy a row's blocks to the host tier, release them, and return the host row.
+
+        Raises:
+            OutOfBlocks: The host tier has too few free blocks.
+            StorageError: The copy failed. In both cases nothing changes.
+        """
+        with self.lock:
+            ids = self.tables.table(row).copy()
+            host_ids = np.asarray(self.host.allocate(len(ids)), np.int64)
+            try:
+                self.storage.copy(CopyJob("device", ids, "host", host_ids))
+            except StorageError:
+                self.host.release(host_ids)
+                raise
+            host_row = self.host_tables.new_row(host_ids, int(self.tables.num_tokens[row]))
+            self.free(row)
+            return host_row
+
+    def swap_in(self, host_row: int, content: Content, *, keep: int = 0) -> tuple[int, int]:
+        """Bring a swapped sequence back, into as few runs as there are; return its row and the blocks copied.
+
+        Blocks whose content is still cached on the device are shared instead of copied.
+
+        Raises:
+            OutOfBlocks: Too few device blocks, ``keep`` of them left out.
+            StorageError: The copy failed. In both cases nothing changes.
+        """
+        with self.lock:
+            pool = self.device
+            host_ids = self.host_tables.table(host_row).copy()
+            num_tokens = int(self.host_tables.num_tokens[host_row])
+            keys = content.keys(self.block_size)[: num_tokens // self.block_size] if self.config.prefix_cache else ()
+            ids = np.full(len(host_ids), NO_ROW, np.int64)
+            for position, key in enumerate(keys):
+                block = pool.cache.block_of(key)
+                if block is not None:
+                    ids[position] = block
+            resident = ids[ids != NO_ROW]
+            missing = np.flatnonzero(ids == NO_ROW)
+            self._require(len(missing) + self._count_idle(resident.tolist()), keep)
+            pool.share(resident)
+            fresh = pool.allocate_compact(len(missing))
+            ids[missing] = fresh
+            try:
+                self.storage.copy(CopyJob("host", host_ids[missing], "device", fresh))
+            except StorageError:
+                pool.release(ids)
+                raise
+            row = self.tables.new_row(ids, num_tokens)
+            full = missing[missing < len(keys)].tolist()
+            pool.insert_keys([int(ids[i]) for i in full], [keys[i] for i in full])
+            self.free_host(host_row)
+            return row, len(missing)
+
+    def free_host(self, host_row: int) -> None:
+        """Release a swapped sequence's host blocks and forget its host row."""
+        with self.lock:
+            self.host.release_distinct(self.host_tables.table(host_row)[::-1].copy())
+            self.host_tables.drop_row(host_row)
+
+    # -- moves and size ------------------------------------------------------------------------------
+
+    def shape(self) -> PoolShape:
+        """Return the device pool as planning sees it."""
+        facts = self.device.facts
+        return PoolShape(facts.state, facts.flags, self.device.eviction_order(), self.device.slab_size)
+
+    def plan_compaction(self, goal: CompactGoal, run_blocks: int | None, max_moves: int | None) -> MovePlan:
+        """Return the moves towards ``goal``.
+
+        Raises:
+            OutOfBlocks, Refused: The goal cannot be reached; see ``allocator.compaction``.
+        """
+        with self.lock:
+            shape = self.shape()
+            if goal == "pack-low":
+                return plan_pack_low(shape, max_moves)
+            if goal == "longest-run":
+                return plan_longest_run(shape, run_blocks, max_moves)
+            tables = [self.tables.table(row) for row in self.tables.rows().tolist()]
+            return plan_by_sequence(shape, tables, max_moves)
+
+    def move(self, plan: MovePlan) -> int:
+        """Carry out a plan stage by stage and return the bytes read.
+
+        Each stage reserves its destinations, fences both sides, copies, and then re-points every table in one commit.
+
+        Raises:
+            StorageError: A copy failed; its stage is undone, and the stages before it stand.
+        """
+        with self.lock:
+            return sum(self._move_stage(stage) for stage in plan.stages)
+
+    def plan_resize(self, num_blocks: int) -> MovePlan:
+        """Return the moves that a new pool size needs; none to grow.
+
+        Raises:
+            OutOfBlocks: What is held does not fit.
+            Refused: A pinned block lies above the new end.
+        """
+        with self.lock:
+            if num_blocks >= self.device.num_blocks:
+                return MovePlan()
+            return plan_shrink(self.shape(), num_blocks)
+
+    def resize(self, num_blocks: int) -> MovePlan:
+        """Grow the device pool, or drain and shrink it; return the moves made.
+
+        Raises:
+            OutOfBlocks, Refused: It does not fit; see ``plan_resize``.
+            StorageError: No memory, or a copy failed; the pool keeps its size.
+        """
+        with self.lock:
+            plan = self.plan_resize(num_blocks)
+            if num_blocks > self.device.num_blocks:
+                self.storage.resize("device", num_blocks)
+                self.device.resize(num_blocks)
+            else:
+                self.move(plan)
+                self.device.resize(num_blocks)
+                self.storage.resize("device", num_blocks)
+            return plan
+
+    def pin(self, block_ids: IdArray) -> None:
+        """Pin device blocks.
+
+        Raises:
+            NotHeld: No such block.
+        """
+        with self.lock:
+            self.device.set_flag(self._existing(block_ids), BlockFlag.PINNED)
+
+    def unpin(self, block_ids: IdArray) -> None:
+        """Unpin device blocks.
+
+        Raises:
+            NotHeld: No such block.
+        """
+        with self.lock:
+            self.device.clear_flag(self._existing(block_ids), BlockFlag.PINNED)
+
+    # -- for observers -------------------------------------------------------------------------------
+
+    def arrays(self, tier: Tier) -> BlockArrays | None:
+        """Return a copy of one tier's arrays; ``None`` for a host tier without blocks. Cost: O(blocks + entries)."""
+        with self.lock:
+            pool, tables = (self.device, self.tables) if tier == "device" else (self.host, self.host_tables)
+            if pool.num_blocks == 0:
+                return None
+            facts = pool.facts
+            rows, position, ids = tables.entries()
+            owner = np.full(pool.num_blocks, NO_ROW, np.int32)
+            # Reversed, so that the first row of those that share a block is the one shown.
+            owner[ids[::-1]] = rows[::-1]
+            fill = np.where(facts.state == CACHED, self.block_size, 0).astype(np.uint16)
+            fill[ids] = np.clip(tables.num_tokens[rows] - position * self.block_size, 0, self.block_size)
+            last_used = facts.last_used.copy()
+            last_used[ids] = pool.step
+            return BlockArrays(
+                state=PUBLIC_STATE[facts.state],
+                flags=facts.flags.copy(),
+                ref_count=np.minimum(facts.ref_counts(), 65535).astype(np.uint16),
+                fill=fill,
+                owner=owner,
+                last_used=last_used,
+                hash64=np.where(facts.state & KEY, facts.hash64, np.uint64(0)),
+            )
+
+    def slots(self, tier: Tier, row: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the slots of a row's tokens ``start`` to ``stop``. [stop - start]"""
+        tables = self.tables if tier == "device" else self.host_tables
+        positions = np.arange(start, stop, dtype=np.int64)
+        return tables.table(row)[positions // self.block_size] * self.block_size + positions % self.block_size
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _require(self, needed: int, keep: int) -> None:
+        """Raise ``OutOfBlocks`` unless ``needed`` blocks can be taken and ``keep`` stay allocatable."""
+        allocatable = self.device.num_allocatable
+        if needed + keep > allocatable:
+            raise OutOfBlocks(needed + keep, allocatable)
+
+    def _count_idle(self, block_ids: list[int]) -> int:
+        """Return how many of these cached or held blocks are allocatable now, and so will be used up by sharing."""
+        facts = self.device.facts
+        ids = np.asarray(block_ids, np.int64)
+        return int(np.count_nonzero((facts.state[ids] == CACHED) & (facts.flags[ids] == 0)))
+
+    def _shared_tails(self, rows: Rows) -> Rows:
+        """Return the rows whose last block has other holders."""
+        shared = (self.device.facts.state[self.tables.last(rows)] & SHARED) != 0
+        self._may_share_tails = bool(shared.any())
+        return rows[shared]
+
+    def _count_copies(self, rows: Rows) -> int:
+        """Return how many blocks copy-on-write takes: the last writer of a block keeps it if nobody else holds it."""
+        blocks, writers = np.unique(self.tables.last(rows), return_counts=True)
+        return sum(
+            min(n, self.device.ref_count(block) - 1) for block, n in zip(blocks.tolist(), writers.tolist(), strict=True)
+        )
+
+    def _copy_on_write(self, row: int) -> None:
+        at = np.array([row])
+        old = self.tables.last(at)
+        if self.device.ref_count(int(old[0])) < 2:
+            return
+        new = np.asarray(self.device.allocate(1), np.int64)
+        try:
+            self.storage.copy(CopyJob("device", old, "device", new))
+        except StorageError:
+            self.device.release(new)
+            raise
+        self.tables.set_last(at, new)
+        self.device.release(old)
+        self.copy_on_write_blocks += 1
+
+    def _move_stage(self, stage: Moves) -> int:
+        pool = self.device
+        if len(stage.evicted):
+            pool.evict_exactly(stage.evicted)
+        pool.reserve_exactly(stage.destinations)
+        both = np.concatenate((stage.sources, stage.destinations))
+        pool.set_flag(both, BlockFlag.FENCED)
+        try:
+            moved_bytes = self.storage.copy(CopyJob("device", stage.sources, "device", stage.destinations))
+        except StorageError:
+            pool.clear_flag(both, BlockFlag.FENCED)
+            pool.unreserve(stage.destinations)
+            raise
+        pool.clear_flag(both, BlockFlag.FENCED)
+        pool.commit_moves(stage.sources, stage.destinations)
+        remap = np.arange(pool.num_blocks, dtype=np.int64)
+        remap[stage.sources] = stage.destinations
+        self.tables.rename(remap)
+        return moved_bytes
+
+    def _existing(self, block_ids: IdArray) -> IdArray:
+        ids = np.unique(np.asarray(block_ids, np.int64))
+        if len(ids) and (ids[0] < 0 or ids[-1] >= self.device.num_blocks):
+            raise NotHeld(f"blocks are numbered 0 to {self.device.num_blocks - 1}")
+        return ids
+
+
+def require_host(manager: BlockManager, num_blocks: int) -> None:
+    """Raise ``Refused`` unless the host tier has room for ``num_blocks``."""
+    host = manager.host
+    if host.num_blocks == 0:
+        raise Refused("there is no host tier (--swap-blocks 0)")
+    if num_blocks > host.num_allocatable:
+        raise Refused(f"host tier: {num_blocks} blocks needed, {host.num_allocatable} of {host.num_blocks} free")

@@ -1,0 +1,129 @@
+"""Numbers derived from one snapshot's arrays: each formula of DESIGN.md section 9, once. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.block_map import BlockArrays
+from allocator.ids import BlockFlag, BlockState
+
+#: Lower bounds of the reference-count buckets, and their names.
+REF_BUCKETS: Final = ((0, "0"), (1, "1"), (2, "2"), (3, "3-4"), (5, "5-8"), (9, "9-16"), (17, "17+"))
+
+
+class TierNumbers(msgspec.Struct, frozen=True):
+    """One tier's numbers, all from the same arrays, so that the conservation law holds by construction.
+
+    Attributes:
+        total: Pool size; free + cached + active + reserved.
+        free: Blocks with nothing worth keeping.
+        cached: Blocks without a holder whose content can still be hit.
+        active: Blocks held by block tables.
+        reserved: Blocks promised to a thread.
+        shared: Blocks with two or more holders; subset of active, do not add.
+        fenced: Blocks a copy is using; overlaps the states, do not add.
+        pinned: Blocks an operator holds; overlaps the states, do not add.
+        allocatable: Free + cached, neither fenced nor pinned.
+        largest_free_run: Longest run of allocatable ids within a slab.
+        free_runs: Number of such runs.
+        external_ratio: 1 − largest_free_run ÷ allocatable; 0 when none is allocatable.
+        internal_ratio: Empty slots in active blocks ÷ their slots; ``None`` without active blocks.
+        usage_ratio: (active + reserved) ÷ total.
+        ref_histogram: Blocks by reference count, in the buckets of ``REF_BUCKETS``.
+    """
+
+    total: int
+    free: int
+    cached: int
+    active: int
+    reserved: int
+    shared: int
+    fenced: int
+    pinned: int
+    allocatable: int
+    largest_free_run: int
+    free_runs: int
+    external_ratio: float
+    internal_ratio: float | None
+    usage_ratio: float
+    ref_histogram: tuple[int, ...]
+
+
+def tier_numbers(arrays: BlockArrays, block_size: int, slab_size: int) -> TierNumbers:
+    """Return every number of one tier. Cost: O(blocks), a few vector passes."""
+    state = arrays.state
+    counts = np.bincount(state, minlength=len(BlockState))
+    free, cached = int(counts[BlockState.FREE]), int(counts[BlockState.CACHED])
+    active, reserved = int(counts[BlockState.ACTIVE]), int(counts[BlockState.RESERVED])
+    total = free + cached + active + reserved
+    lengths = run_lengths(allocatable_mask(arrays), slab_size)
+    allocatable = int(lengths.sum())
+    largest = int(lengths.max()) if len(lengths) else 0
+    slots = active * block_size
+    filled = int(arrays.fill[state == BlockState.ACTIVE].sum(dtype=np.int64))
+    live_refs = arrays.ref_count[state != BlockState.RETIRED]
+    edges = [low for low, _ in REF_BUCKETS] + [1 << 16]
+    return TierNumbers(
+        total=total,
+        free=free,
+        cached=cached,
+        active=active,
+        reserved=reserved,
+        shared=int(np.count_nonzero(arrays.ref_count >= 2)),
+        fenced=int(np.count_nonzero(arrays.flags & BlockFlag.FENCED)),
+        pinned=int(np.count_nonzero(arrays.flags & BlockFlag.PINNED)),
+        allocatable=allocatable,
+        largest_free_run=largest,
+        free_runs=len(lengths),
+        external_ratio=external_ratio(largest, allocatable),
+        internal_ratio=(slots - filled) / slots if slots else None,
+        usage_ratio=(active + reserved) / total if total else 0.0,
+        ref_histogram=tuple(int(n) for n in np.histogram(live_refs, edges)[0]),
+    )
+
+
+def external_ratio(largest_free_run: int, allocatable: int) -> float:
+    """Return the external fragmentation ratio; 0 when nothing is allocatable."""
+    return 1 - largest_free_run / allocatable if allocatable else 0.0
+
+
+def allocatable_mask(arrays: BlockArrays) -> NDArray[np.bool_]:
+    """Return which blocks the next request could get. [n] bool"""
+    idle = (arrays.state == BlockState.FREE) | (arrays.state == BlockState.CACHED)
+    return idle & (arrays.flags == 0)
+
+
+def find_runs(mask: NDArray[np.bool_], slab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the starts and lengths of the runs of true entries; a run ends at a slab's end. [r], [r]"""
+    n = len(mask)
+    padded = np.zeros(n + 2, np.int8)
+    padded[1:-1] = mask
+    steps = np.diff(padded)
+    starts, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+    if slab_size < n:
+        cuts = np.arange(slab_size, n, slab_size)
+        cuts = cuts[mask[cuts] & mask[cuts - 1]]
+        starts, ends = np.union1d(starts, cuts), np.union1d(ends, cuts)
+    return starts, ends - starts
+
+
+def run_lengths(mask: NDArray[np.bool_], slab_size: int) -> NDArray[np.int64]:
+    """Return the lengths of the runs of true entries, in id order. [r]"""
+    return find_runs(mask, slab_size)[1]
+
+
+def count_runs(block_ids: NDArray[np.int64], slab_size: int) -> int:
+    """Return the contiguity of a block table: in how many runs of consecutive ids it lies."""
+    if len(block_ids) == 0:
+        return 0
+    breaks = (np.diff(block_ids) != 1) | (block_ids[1:] % slab_size == 0)
+    return 1 + int(np.count_nonzero(breaks))
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Return ``part`` ÷ ``whole``, or ``None`` when there is nothing to divide by."""
+    return part / whole if whole else None

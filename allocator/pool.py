@@ -1,0 +1,401 @@
+"""BlockPool: owns every state, reference count and flag of one tier, its free list, cache and eviction order.
+
+Not locked by itself: ``BlockManager`` holds the allocator lock around every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from allocator.config import Eviction
+from allocator.errors import NoContiguousRun, NotHeld, OutOfBlocks, Refused
+from allocator.eviction import make_order
+from allocator.facts import CACHED, FREE, HOLDERS_MASK, KEY, RESERVED, SHARED, SOLE, BlockFacts
+from allocator.free_list import SCALAR_BELOW, FreeList
+from allocator.ids import BlockFlag, BlockKey, IdArray, Tier
+from allocator.metrics import find_runs
+from allocator.prefix_cache import PrefixCache
+
+#: Block ids as callers pass and get them: a short list below ``SCALAR_BELOW``, an int64 array above.
+Ids = Sequence[int] | IdArray
+
+
+class BlockPool:
+    """A fixed set of blocks with reference counts.
+
+    Free blocks are handed out before any cached block is evicted. A block that is fenced or pinned
+    while nobody holds it is withheld: neither handed out nor evicted until the flags go.
+
+    Args:
+        num_blocks: Pool size.
+        slab_size: Blocks a storage slab; runs of ids end at slab ends.
+        eviction: Order in which cached blocks go.
+        tier: Named in errors.
+    """
+
+    def __init__(
+        self, num_blocks: int, *, slab_size: int | None = None, eviction: Eviction = "lru", tier: Tier = "device"
+    ) -> None:
+        self.tier: Tier = tier
+        self.num_blocks = num_blocks
+        self.slab_size = slab_size or max(1, num_blocks)
+        self.facts = BlockFacts(num_blocks)
+        self.cache = PrefixCache()
+        self.eviction: Eviction = eviction
+        self.step = 0
+        self.num_cached = 0
+        self.num_reserved = 0
+        self.num_evicted = 0
+        self.num_allocated = 0
+        self.num_freed = 0
+        self._withheld_free = 0
+        self._withheld_cached = 0
+        self._num_flagged = 0
+        self._free = FreeList(num_blocks)
+        self._order = make_order(eviction)
+        self._releases = 0
+        self._insertions = 0
+
+    # -- numbers -------------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        """Free blocks, withheld ones included."""
+        return len(self._free) + self._withheld_free
+
+    @property
+    def num_active(self) -> int:
+        """Blocks held by block tables."""
+        return self.num_blocks - self.num_free - self.num_cached - self.num_reserved
+
+    @property
+    def num_allocatable(self) -> int:
+        """All that the next request could get: free and cached blocks that are not withheld."""
+        return len(self._free) + self.num_cached - self._withheld_cached
+
+    def ref_count(self, block_id: int) -> int:
+        """Return how many holders a block has."""
+        holders = self.facts.state_bytes[block_id] & HOLDERS_MASK
+        return int(self.facts.refs[block_id]) if holders == SHARED else holders
+
+    def count_shared(self, block_ids: IdArray) -> int:
+        """Return how many of these blocks have two holders or more."""
+        return int(np.count_nonzero(self.facts.state[block_ids] & SHARED))
+
+    def free_ids(self) -> IdArray:
+        """Return the free list, next to be handed out last. [f]"""
+        return self._free.ids()
+
+    def eviction_order(self) -> IdArray:
+        """Return the evictable cached blocks, next victim first. [m]"""
+        return self._order.order(self.facts)
+
+    # -- taking blocks -------------------------------------------------------------------------------
+
+    def allocate(self, n: int) -> Ids:
+        """Take ``n`` blocks with one reference each: free ones first, then cached ones in eviction order.
+
+        Returns:
+            Their ids; from an untouched pool in ascending order. [n]
+
+        Raises:
+            OutOfBlocks: Fewer are allocatable; nothing is taken.
+        """
+        free = self._free
+        if n > len(free):
+            if n > self.num_allocatable:
+                raise OutOfBlocks(n, self.num_allocatable, self.tier)
+            self._evict(n - len(free))
+        self.num_allocated += n
+        if n < SCALAR_BELOW:
+            few = free.take_few(n) if n else []
+            state = self.facts.state_bytes
+            for block in few:
+                state[block] = SOLE
+            return few
+        many = free.take_many(n)
+        self.facts.state[many] = SOLE
+        return many
+
+    def allocate_contiguous(self, n: int) -> IdArray:
+        """Take ``n`` blocks with consecutive ids from the shortest run that fits; the lowest such run.
+
+        Runs of free blocks are tried first, then runs that hold cached blocks too, which are evicted.
+
+        Raises:
+            OutOfBlocks: Fewer than ``n`` are allocatable.
+            NoContiguousRun: Enough are allocatable, but no run is long enough.
+        """
+        if n > self.num_allocatable:
+            raise OutOfBlocks(n, self.num_allocatable, self.tier)
+        unflagged = self.facts.flags == 0
+        for idle in (self.facts.state == FREE, (self.facts.state & ~np.uint8(KEY)) == FREE):
+            starts, lengths = find_runs(idle & unflagged, self.slab_size)
+            fits = np.flatnonzero(lengths >= n)
+            if len(fits):
+                start = int(starts[fits[np.argmin(lengths[fits])]])
+                return self._take_exactly(np.arange(start, start + n, dtype=np.int64))
+        raise NoContiguousRun(n, int(lengths.max()) if len(lengths) else 0, self.num_allocatable)
+
+    def allocate_compact(self, n: int) -> IdArray:
+        """Take ``n`` blocks in as few runs as the free blocks allow: the best-fitting run, else the longest first.
+
+        Raises:
+            OutOfBlocks: Fewer are allocatable; nothing is taken.
+        """
+        if n > len(self._free):
+            return np.asarray(self.allocate(n), np.int64)
+        starts, lengths = find_runs((self.facts.state == FREE) & (self.facts.flags == 0), self.slab_size)
+        taken: list[IdArray] = []
+        missing = n
+        while missing:
+            fits = np.flatnonzero(lengths >= missing)
+            best = int(fits[np.argmin(lengths[fits])]) if len(fits) else int(np.argmax(lengths))
+            take = min(missing, int(lengths[best]))
+            taken.append(np.arange(starts[best], starts[best] + take, dtype=np.int64))
+            lengths[best] = 0
+            missing -= take
+        return self._take_exactly(np.sort(np.concatenate(taken)) if taken else np.empty(0, np.int64))
+
+    def share(self, block_ids: Ids) -> None:
+        """Add one reference to each block, reviving cached ones. The ids are distinct. [n]
+
+        Raises:
+            NotHeld: Some block is neither held nor cached; nothing changes.
+        """
+        facts = self.facts
+        ids = np.asarray(block_ids, np.int64)
+        states = facts.state[ids]
+        if ((states == FREE) | (states == RESERVED) | (states > (SHARED | KEY))).any():
+            raise NotHeld("a block that is neither held nor cached cannot be shared")
+        holders = states & HOLDERS_MASK
+        idle = ids[holders == 0]
+        if len(idle):
+            facts.state[idle] = SOLE | KEY
+            facts.uses[idle] += 1
+            self.num_cached -= len(idle)
+            if self._num_flagged:
+                self._withheld_cached -= int(np.count_nonzero(facts.flags[idle]))
+            if len(idle) == len(ids):
+                return
+        sole = ids[holders == SOLE]
+        facts.refs[sole] = 2
+        facts.state[sole] += SHARED - SOLE
+        shared = ids[holders == SHARED]
+        facts.refs[shared] += 1
+        facts.uses[sole] += 1
+        facts.uses[shared] += 1
+
+    # -- giving blocks back ---------------------------------------------------------------------------
+
+    def release(self, block_ids: Ids) -> int:
+        """Drop one reference for each id and return how many blocks nobody holds any more.
+
+        A block without a key is free at once. One with a key becomes cached and joins the young end of
+        the eviction order, in the order given, so pass a block table *tail first*: its last block is the
+        least likely to be hit again. Repeats are allowed: each drops one reference.
+
+        Args:
+            block_ids: Blocks the caller holds. [n]
+
+        Raises:
+            NotHeld: Some id has fewer references than were to be dropped (a double free), or does not exist.
+                Nothing changes.
+
+        Source: tail-first order as in vLLM v1's block pool; refusing the whole call is ours.
+        """
+        facts = self.facts
+        ids = np.asarray(block_ids, np.int64)
+        n = len(ids)
+        if n == 0:
+            return 0
+        if int(ids.min()) < 0 or int(ids.max()) >= facts.num_blocks:
+            raise NotHeld(f"no block {int(ids.min()) if int(ids.min()) < 0 else int(ids.max())} in this pool")
+        unique, counts = np.unique(ids, return_counts=True)
+        if len(unique) < n:
+            if (counts > facts.ref_counts()[unique]).any():
+                raise NotHeld("a block was released more often than it is held")
+            # Peel repeats off one reference at a time; the last occurrence decides the place in the order.
+            _, last = np.unique(ids[::-1], return_index=True)
+            keep = np.zeros(n, bool)
+            keep[n - 1 - last] = True
+            extra = ids[~keep]
+            while len(extra):
+                head, first = np.unique(extra, return_index=True)
+                self._drop_shared(head)
+                extra = np.delete(extra, first)
+            ids = ids[keep]
+        return self.release_distinct(ids)
+
+    def release_distinct(self, ids: IdArray) -> int:
+        """``release`` for ids that the caller knows to exist and to be distinct, such as one block table. [n]"""
+        facts = self.facts
+        states = facts.state[ids]
+        if states.tobytes().count(SOLE) == len(ids):
+            return self._make_idle(ids, ids[:0])
+        holders = states & HOLDERS_MASK
+        if not holders.all() or (states > (SHARED | KEY)).any():
+            raise NotHeld("a block that nobody holds was released")
+        shared = holders == SHARED
+        if shared.any():
+            self._drop_shared(ids[shared])
+            sole = ~shared
+            ids, states = ids[sole], states[sole]
+        keyed = states >= KEY
+        return self._make_idle(ids[~keyed], ids[keyed])
+
+    def insert_keys(self, block_ids: Sequence[int], keys: Sequence[BlockKey]) -> int:
+        """Give held, full blocks their keys; return how many got one (another block may own the content). [n], [n]"""
+        insert = self.cache.insert
+        new = [(block, key) for block, key in zip(block_ids, keys, strict=True) if insert(key, block)]
+        if new:
+            facts = self.facts
+            ids = np.array([block for block, _ in new], np.int64)
+            facts.state[ids] |= KEY
+            facts.inserted[ids] = np.arange(self._insertions, self._insertions + len(new))
+            facts.uses[ids] = 0
+            facts.hash64[ids] = np.frombuffer(b"".join([key[:8] for _, key in new]), np.uint64)
+            self._insertions += len(new)
+        return len(new)
+
+    def evict(self, n: int | None = None) -> int:
+        """Evict the next ``n`` cached blocks, or all; return how many were. Pinned and fenced ones stay."""
+        evictable = self.num_cached - self._withheld_cached
+        n = evictable if n is None else min(n, evictable)
+        self._evict(n)
+        return n
+
+    def evict_exactly(self, block_ids: IdArray) -> None:
+        """Evict these cached blocks; they become free. [n]"""
+        self._uncache(block_ids)
+        self._free.put_many(block_ids[self.facts.flags[block_ids] == 0])
+
+    # -- flags, reservations, moves ------------------------------------------------------------------
+
+    def set_flag(self, block_ids: IdArray, flag: BlockFlag) -> None:
+        """Raise a flag on blocks, held or idle. Distinct ids. [n]"""
+        facts = self.facts
+        fresh = block_ids[facts.flags[block_ids] == 0]
+        facts.flags[block_ids] |= np.uint8(flag)
+        self._num_flagged += len(fresh)
+        idle_free = fresh[facts.state[fresh] == FREE]
+        self._withheld_cached += int(np.count_nonzero(facts.state[fresh] == CACHED))
+        if len(idle_free):
+            self._withheld_free += len(idle_free)
+            self._drop_from_free_list()
+
+    def clear_flag(self, block_ids: IdArray, flag: BlockFlag) -> None:
+        """Lower a flag; free blocks left without any join the free list. Distinct ids. [n]"""
+        facts = self.facts
+        flagged = block_ids[facts.flags[block_ids] != 0]
+        facts.flags[flagged] &= ~np.uint8(flag)
+        bare = flagged[facts.flags[flagged] == 0]
+        self._num_flagged -= len(bare)
+        idle_free = bare[facts.state[bare] == FREE]
+        self._withheld_cached -= int(np.count_nonzero(facts.state[bare] == CACHED))
+        if len(idle_free):
+            self._withheld_free -= len(idle_free)
+            self._free.put_many(idle_free)
+
+    def reserve_exactly(self, block_ids: IdArray) -> None:
+        """Take these free, unflagged blocks out of circulation as destinations of a copy. [n]"""
+        if (self.facts.state[block_ids] != FREE).any() or self.facts.flags[block_ids].any():
+            raise Refused("a destination is not free")
+        self.facts.state[block_ids] = RESERVED
+        self.num_reserved += len(block_ids)
+        self._drop_from_free_list()
+
+    def unreserve(self, block_ids: IdArray) -> None:
+        """Give back destinations that were not used. [n]"""
+        self.facts.state[block_ids] = FREE
+        self.num_reserved -= len(block_ids)
+        self._free.put_many(block_ids)
+
+    def commit_moves(self, sources: IdArray, destinations: IdArray) -> None:
+        """Make reserved ``destinations`` what ``sources`` are; sources become free. Flags of sources are clear. [n]"""
+        facts = self.facts
+        cached = facts.state[sources] == CACHED
+        facts.move(sources, destinations)
+        self.num_reserved -= len(sources)
+        self.cache.rename(sources.tolist(), destinations.tolist())
+        if cached.any():
+            remap = np.arange(facts.num_blocks, dtype=np.int64)
+            remap[sources[cached]] = destinations[cached]
+            self._order.rename(remap)
+        self._free.put_many(np.sort(sources)[::-1])
+
+    def resize(self, num_blocks: int) -> None:
+        """Change the pool size; when shrinking, the ids above the new end are all free and unflagged."""
+        old = self.num_blocks
+        if num_blocks < old and (self.facts.state[num_blocks:] != FREE).any():
+            raise Refused("blocks above the new end are in use")
+        self._order.forget_stale(self.facts)  # entries must not name ids that are gone, or come back as others
+        self.facts = self.facts.resized(num_blocks)
+        self.num_blocks = num_blocks
+        ids = self._free.ids()
+        if num_blocks > old:
+            ids = np.concatenate((np.arange(num_blocks - 1, old - 1, -1, dtype=np.int64), ids))
+        self._free.replace(ids[ids < num_blocks])
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _take_exactly(self, block_ids: IdArray) -> IdArray:
+        cached = block_ids[self.facts.state[block_ids] == CACHED]
+        if len(cached):
+            self._uncache(cached)
+        self.facts.state[block_ids] = SOLE
+        self._drop_from_free_list()
+        self.num_allocated += len(block_ids)
+        return block_ids
+
+    def _drop_shared(self, ids: IdArray) -> None:
+        facts = self.facts
+        facts.refs[ids] -= 1
+        alone = ids[facts.refs[ids] == 1]
+        facts.state[alone] -= SHARED - SOLE
+
+    def _make_idle(self, plain: IdArray, keyed: IdArray) -> int:
+        facts = self.facts
+        if len(plain):
+            facts.state[plain] = FREE
+            if self._num_flagged:
+                withheld = facts.flags[plain] != 0
+                self._withheld_free += int(np.count_nonzero(withheld))
+                self._free.put_many(plain[~withheld])
+            elif len(plain) < SCALAR_BELOW:
+                self._free.put_few(plain.tolist())
+            else:
+                self._free.put_many(plain)
+        if len(keyed):
+            facts.state[keyed] = CACHED
+            facts.last_used[keyed] = self.step
+            facts.stamp[keyed] = np.arange(self._releases, self._releases + len(keyed))
+            self._releases += len(keyed)
+            self.num_cached += len(keyed)
+            if self._num_flagged:
+                self._withheld_cached += int(np.count_nonzero(facts.flags[keyed]))
+            self._order.add(facts, keyed)
+        freed = len(plain) + len(keyed)
+        self.num_freed += freed
+        return freed
+
+    def _evict(self, n: int) -> None:
+        victims = self._order.take(self.facts, n)
+        self._uncache(victims)
+        self._free.put_many(victims)
+
+    def _uncache(self, block_ids: IdArray) -> None:
+        self.cache.forget(block_ids.tolist())
+        self.facts.state[block_ids] = FREE
+        self.num_cached -= len(block_ids)
+        withheld = int(np.count_nonzero(self.facts.flags[block_ids]))
+        self._withheld_cached -= withheld
+        self._withheld_free += withheld
+        self.num_evicted += len(block_ids)
+
+    def _drop_from_free_list(self) -> None:
+        """Rebuild the free list after blocks in its middle were taken. Cost: O(free)."""
+        ids = self._free.ids()
+        self._free.replace(ids[(self.facts.state[ids] == FREE) & (self.facts.flags[ids] == 0)])

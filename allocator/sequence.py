@@ -1,0 +1,47 @@
+"""Sequence: one request's progress and where its blocks are. Changed by the engine alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allocator.content import Content
+from allocator.ids import SeqId, Status
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request.
+
+    Attributes:
+        seq_id: Number in order of arrival.
+        content: Its tokens.
+        label: Where it comes from.
+        num_prompt: Prompt tokens.
+        num_target: Tokens at which it finishes.
+        num_keys: Leading full blocks that can be found by content.
+        arrived_step: When it was submitted.
+        status: Where it is in its life.
+        row: Row in the device tables, while running.
+        host_row: Row in the host tables, while swapped.
+        num_tokens: Tokens to have written when it is admitted (again).
+        hit_blocks: Blocks the prefix cache gave it.
+        resumed: Whether it has run before, so that finding its blocks again is not counted as a query.
+        held: Swapped out by an operator, until they swap it in.
+        reason: Why it waits; empty when it does not.
+    """
+
+    seq_id: SeqId
+    content: Content
+    label: str
+    num_prompt: int
+    num_target: int
+    num_keys: int
+    arrived_step: int
+    status: Status = Status.WAITING
+    row: int | None = None
+    host_row: int | None = None
+    num_tokens: int = 0
+    hit_blocks: int = 0
+    resumed: bool = False
+    held: bool = False
+    reason: str = ""

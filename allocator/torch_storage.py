@@ -1,0 +1,150 @@
+"""TorchStorage: keys and values as torch tensors in slabs, on a CPU or a GPU. The only file that imports torch.
+
+A block is one contiguous piece, laid out [row, token, element], where a row is one layer's keys or
+values; so moving a block is one copy whatever the model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from allocator.content import mix64
+from allocator.errors import ConfigError, StorageError
+from allocator.geometry import Geometry
+from allocator.ids import Tier
+from allocator.plans import CopyJob
+from allocator.storage import copy_runs
+
+_STAMP_BYTES = 8
+
+
+class TorchStorage:
+    """Slabs of ``uint8`` tensors, [slab_blocks, block_bytes], for each tier.
+
+    Growing adds slabs without copying; shrinking drops whole slabs above the end. Memory is not
+    touched before it is written, so an unused slab costs address space only.
+
+    Args:
+        geometry: Bytes a token takes.
+        block_size: Tokens a block.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:i``.
+        slab_size: Blocks a slab.
+
+    Raises:
+        ConfigError: The device does not exist here, or stamps do not fit into a row of this geometry.
+    """
+
+    def __init__(self, geometry: Geometry, block_size: int, device: str, slab_size: int) -> None:
+        self.geometry = geometry
+        self.block_size = block_size
+        self.block_bytes = geometry.block_bytes(block_size)
+        self.slab_size = slab_size
+        self._device = _find_device(device)
+        self.device_name = str(self._device)
+        self._slabs: dict[Tier, list[torch.Tensor]] = {"device": [], "host": []}
+        salts = np.arange(geometry.num_rows, dtype=np.uint64)
+        self._row_salts = torch.from_numpy(mix64(salts).view(np.int64))
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def resize(self, tier: Tier, num_blocks: int) -> None:
+        slabs = self._slabs[tier]
+        needed = -(-num_blocks // self.slab_size)
+        fresh: list[torch.Tensor] = []
+        try:
+            while len(slabs) + len(fresh) < needed:
+                fresh.append(self._new_slab(tier))
+        except RuntimeError as error:
+            raise StorageError(
+                f"no memory for {num_blocks} {tier} blocks of {self.block_bytes} bytes: {str(error).splitlines()[0]}"
+            ) from error
+        slabs += fresh
+        del slabs[needed:]
+
+    def num_slabs(self, tier: Tier) -> int:
+        return len(self._slabs[tier])
+
+    def copy(self, job: CopyJob) -> int:
+        runs = copy_runs(job.sources, job.destinations, self.slab_size, self.slab_size)
+        source_slabs, destination_slabs = self._slabs[job.source_tier], self._slabs[job.destination_tier]
+        try:
+            if self._stream is None:
+                for source, destination, n in runs:
+                    src_slab, src = divmod(source, self.slab_size)
+                    dst_slab, dst = divmod(destination, self.slab_size)
+                    # numpy's row assignment is a plain memcpy; torch's dispatch costs twice as much for small blocks.
+                    destination_slabs[dst_slab].numpy()[dst : dst + n] = source_slabs[src_slab].numpy()[src : src + n]
+            else:
+                self._copy_on_stream(runs, source_slabs, destination_slabs)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise StorageError(f"copying {len(job.sources)} blocks failed: {error}") from error
+        return len(job.sources) * self.block_bytes
+
+    def _copy_on_stream(
+        self, runs: list[tuple[int, int, int]], sources: list[torch.Tensor], destinations: list[torch.Tensor]
+    ) -> None:
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for source, destination, n in runs:
+                src_slab, src = divmod(source, self.slab_size)
+                dst_slab, dst = divmod(destination, self.slab_size)
+                destinations[dst_slab][dst : dst + n].copy_(sources[src_slab][src : src + n], non_blocking=True)
+        self._stream.synchronize()
+
+    def write_stamps(self, tier: Tier, slots: NDArray[np.int64], stamps: NDArray[np.uint64]) -> None:
+        for slab, block, offset, chosen in self._locate(slots):
+            values = torch.from_numpy(stamps[chosen].view(np.int64))
+            self._words(tier, slab)[block, :, offset, 0] = self._expected(values).to(self._slabs[tier][slab].device)
+
+    def check_stamps(self, tier: Tier, slots: NDArray[np.int64], stamps: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        good = np.zeros(len(slots), bool)
+        for slab, block, offset, chosen in self._locate(slots):
+            values = torch.from_numpy(stamps[chosen].view(np.int64))
+            found = self._words(tier, slab)[block, :, offset, 0].cpu()
+            good[chosen] = (found == self._expected(values)).all(dim=1).numpy()
+        return good
+
+    def close(self) -> None:
+        for slabs in self._slabs.values():
+            slabs.clear()
+
+    def _new_slab(self, tier: Tier) -> torch.Tensor:
+        shape = (self.slab_size, self.block_bytes)
+        if tier == "device":
+            return torch.empty(shape, dtype=torch.uint8, device=self._device)
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+
+    def _words(self, tier: Tier, slab: int) -> torch.Tensor:
+        """Return a slab as 64-bit words: [slab_blocks, rows, block_size, words a row]."""
+        geometry = self.geometry
+        shape = (self.slab_size, geometry.num_rows, self.block_size, geometry.row_bytes // _STAMP_BYTES)
+        return self._slabs[tier][slab].view(torch.int64).view(shape)
+
+    def _expected(self, stamps: torch.Tensor) -> torch.Tensor:
+        """Return each slot's word in every row, so that a mix-up of layers shows too. [n] → [n, rows]"""
+        return stamps[:, None] ^ self._row_salts[None, :]
+
+    def _locate(
+        self, slots: NDArray[np.int64]
+    ) -> list[tuple[int, torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
+        """Return (slab, block in it, offset in block, positions in ``slots``) for each slab touched."""
+        blocks, offsets = np.divmod(slots, self.block_size)
+        slabs, local = np.divmod(blocks, self.slab_size)
+        found = []
+        for slab in np.unique(slabs).tolist():
+            chosen = np.flatnonzero(slabs == slab)
+            found.append((slab, torch.from_numpy(local[chosen]), torch.from_numpy(offsets[chosen]), chosen))
+        return found
+
+
+def _find_device(name: str) -> torch.device:
+    """Return the torch device that ``name`` asks for; ``auto`` takes the first GPU, else the CPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and count == 0):
+        return torch.device("cpu")
+    index = int(name.partition(":")[2] or 0)
+    if index >= count:
+        raise ConfigError("--device", name, f"this machine has {count} CUDA devices; use cpu or auto")
+    return torch.device("cuda", index)

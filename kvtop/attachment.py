@@ -1,0 +1,54 @@
+"""Attachment: one source, one door for commands, and the current view. The screens' only link to an engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from kvtop.errors import SourceError
+from kvtop.model.observation import Focus
+from kvtop.model.reduce import fail, reduce
+from kvtop.model.view import View
+from kvtop.operations import Operations
+from kvtop.sources.base import Source
+
+
+class Attachment:
+    """Reads a source and keeps the newest view.
+
+    ``poll`` is called by one thread at a time; ``view`` may be read from any thread, since a view
+    is frozen and replaced whole.
+    """
+
+    def __init__(self, source: Source, operations: Operations, clock: Callable[[], float] = time.monotonic) -> None:
+        self.source = source
+        self.operations = operations
+        self.clock = clock
+        self.view = View(source=source.name)
+        self._poll_lock = threading.Lock()
+        self._focus_seq: int | None = None
+        self._focus_block: int | None = None
+        self._next_event = 0
+
+    def look_at(self, *, seq_id: int | None, block_id: int | None) -> None:
+        """Ask for one sequence's block table and one block's holders from the next reading on."""
+        self._focus_seq, self._focus_block = seq_id, block_id
+
+    def poll(self, timeout_s: float = 2.0) -> View:
+        """Read once and fold the reading into ``view``; a failure keeps the last facts, with the reason."""
+        with self._poll_lock:
+            focus = Focus(self._focus_seq, self._focus_block, self._next_event)
+            try:
+                observation = self.source.read(focus, timeout_s)
+            except SourceError as error:
+                self.view = fail(self.view, str(error))
+                return self.view
+            if observation.snapshot.events:
+                self._next_event = observation.snapshot.events[-1].number + 1
+            self.view = reduce(self.view, observation, self.clock())
+            return self.view
+
+    def close(self) -> None:
+        """Let go of the engine; ends it if this console started it."""
+        self.source.close()

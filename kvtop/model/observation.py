@@ -1,0 +1,59 @@
+"""Observation: one reading of one engine, of any kind. What a source cannot know is ``None``. Frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.block_map import BlockArrays
+from allocator.snapshot import Snapshot
+
+
+class Focus(msgspec.Struct, frozen=True):
+    """What the reader wants in detail, besides the whole.
+
+    Attributes:
+        seq_id: A sequence whose block table is wanted.
+        block_id: A device block whose holders are wanted.
+        next_event: Number of the first event not yet seen.
+    """
+
+    seq_id: int | None = None
+    block_id: int | None = None
+    next_event: int = 0
+
+
+class BlockHolders(msgspec.Struct, frozen=True):
+    """Who holds one device block.
+
+    Attributes:
+        block_id: The block.
+        holders: (sequence id, position in its block table), at most 64 of them.
+        total: How many holders there are in all.
+    """
+
+    block_id: int
+    holders: tuple[tuple[int, int], ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """One reading.
+
+    Attributes:
+        snapshot: The engine's state, arrays aside.
+        device: Device tier arrays; ``None`` when this source does not offer them.
+        host: Host tier arrays; ``None`` when there is no host tier or it is not offered.
+        focus_table: Device block ids of the focused sequence, in token order; ``None`` when not asked or gone.
+        focus_block: Holders of the focused block; ``None`` when not asked or not offered.
+    """
+
+    snapshot: Snapshot
+    device: BlockArrays | None
+    host: BlockArrays | None
+    focus_table: NDArray[np.int64] | None = None
+    focus_block: BlockHolders | None = None

@@ -1,0 +1,93 @@
+"""reduce: (View, Observation) → View. Pure; the only maker of views."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from allocator.block_map import BlockArrays
+from allocator.metrics import ratio, tier_numbers
+from allocator.snapshot import Snapshot
+from kvtop.model.history import LIMIT, History
+from kvtop.model.observation import Observation
+from kvtop.model.view import TierView, View
+
+MAX_EVENTS: Final = 500
+#: Seconds between two points of the history.
+HISTORY_EVERY_S: Final = 1.0
+#: Points over which the windowed hit ratio is taken: one minute.
+_WINDOW_POINTS: Final = 60
+
+
+def reduce(view: View, observation: Observation, now_s: float) -> View:
+    """Return the view after one more observation.
+
+    Args:
+        view: What was known.
+        observation: What was read.
+        now_s: Monotonic time of the reading.
+    """
+    snapshot = observation.snapshot
+    device = _tier(observation.device, snapshot)
+    host = _tier(observation.host, snapshot)
+    counters = snapshot.counters
+    history = view.history
+    if _is_due(view, now_s):
+        numbers = device.numbers if device else None
+        history = history.append(
+            {
+                "at_s": now_s,
+                "usage": numbers.usage_ratio if numbers else None,
+                "cached": ratio(numbers.cached, numbers.total) if numbers else None,
+                "external": numbers.external_ratio if numbers else None,
+                "internal": numbers.internal_ratio if numbers else None,
+                "host_usage": host.numbers.usage_ratio if host else None,
+                "running": snapshot.num_running,
+                "waiting": snapshot.num_waiting,
+                "swapped": snapshot.num_swapped,
+                "hit_blocks": counters.hit_blocks,
+                "query_blocks": counters.query_blocks,
+                "evictions": counters.evictions,
+                "preemptions": counters.preemptions_swap + counters.preemptions_recompute,
+                "generated_tokens": counters.generated_tokens,
+            }
+        )
+    return replace(
+        view,
+        generation=view.generation + 1,
+        snapshot=snapshot,
+        device=device,
+        host=host,
+        focus_table=observation.focus_table,
+        focus_block=observation.focus_block,
+        events=(*view.events, *snapshot.events)[-MAX_EVENTS:],
+        history=history,
+        hit_ratio=ratio(counters.hit_blocks, counters.query_blocks),
+        hit_ratio_window=_window_ratio(history),
+        error=None,
+        read_at_s=now_s,
+    )
+
+
+def fail(view: View, reason: str) -> View:
+    """Return the view after a failed reading: the last facts stay, marked with the reason."""
+    return replace(view, error=reason)
+
+
+def _tier(arrays: BlockArrays | None, snapshot: Snapshot) -> TierView | None:
+    if arrays is None:
+        return None
+    return TierView(arrays, tier_numbers(arrays, snapshot.block_size, snapshot.slab_size))
+
+
+def _is_due(view: View, now_s: float) -> bool:
+    times = view.history.get("at_s")
+    return not times or times[-1] is None or now_s - times[-1] >= HISTORY_EVERY_S
+
+
+def _window_ratio(history: History) -> float | None:
+    window = min(_WINDOW_POINTS, LIMIT)
+    hits, queries = history.get("hit_blocks")[-window:], history.get("query_blocks")[-window:]
+    if len(hits) < 2 or None in (hits[0], hits[-1], queries[0], queries[-1]):
+        return None
+    return ratio(hits[-1] - hits[0], queries[-1] - queries[0])  # type: ignore[operator]

@@ -1,0 +1,57 @@
+"""View: all that a screen, the exporter or a report may look at. Frozen; made by ``reduce`` alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.block_map import BlockArrays
+from allocator.events import Event
+from allocator.metrics import TierNumbers
+from allocator.snapshot import Snapshot
+from kvtop.model.history import History
+from kvtop.model.observation import BlockHolders
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TierView:
+    """One tier: its arrays and the numbers derived from exactly these arrays."""
+
+    arrays: BlockArrays
+    numbers: TierNumbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """The state of one attachment.
+
+    Attributes:
+        source: The target's name.
+        generation: Counts up with every observation; equal generations show the same facts.
+        snapshot: Last snapshot; ``None`` before the first.
+        device: Device tier; ``None`` when unknown.
+        host: Host tier; ``None`` when there is none, or it is unknown.
+        focus_table: Block table of the focused sequence, when asked for.
+        focus_block: Holders of the focused block, when asked for.
+        events: The latest events, oldest first, at most ``reduce.MAX_EVENTS``.
+        history: Series for sparklines.
+        hit_ratio, hit_ratio_window: Hit blocks ÷ queried blocks, lifetime and over the last minute; ``None`` without queries.
+        error: Why the last reading failed; ``None`` when it did not.
+        read_at_s: Monotonic time of the last good reading; ``None`` before the first.
+    """
+
+    source: str
+    generation: int = 0
+    snapshot: Snapshot | None = None
+    device: TierView | None = None
+    host: TierView | None = None
+    focus_table: NDArray[np.int64] | None = None
+    focus_block: BlockHolders | None = None
+    events: tuple[Event, ...] = ()
+    history: History = field(default_factory=History)
+    hit_ratio: float | None = None
+    hit_ratio_window: float | None = None
+    error: str | None = None
+    read_at_s: float | None = None

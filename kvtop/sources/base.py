@@ -1,0 +1,31 @@
+"""Source: what every kind of engine looks like to the console. Protocol and capabilities only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvtop.model.observation import Focus, Observation
+
+
+class Source(Protocol):
+    """Gives observations of one engine.
+
+    Attributes:
+        name: The target's name, the ``source`` label of metrics.
+        missing: capability → why this source does not offer it; empty when all is offered. Capabilities are
+            ``block-map``, ``sequences``, ``events``, ``host-tier`` and ``operations``.
+    """
+
+    name: str
+    missing: Mapping[str, str]
+
+    def read(self, focus: Focus, timeout_s: float) -> Observation:
+        """Return the newest observation.
+
+        Raises:
+            SourceError: The far end failed, is gone, or did not answer in ``timeout_s``.
+        """
+
+    def close(self) -> None:
+        """Let go of the far end; ends what this source started. Safe to call twice."""
