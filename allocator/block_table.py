@@ -57,8 +57,8 @@ class BlockTables:
 
     def table(self, row: int) -> IdArray:
         """Return a row's block ids, in token order. A view: copy it to keep it. [num_blocks[row]]"""
-        start = self._start[row]
-        return self._arena[start : start + self.num_blocks[row]]
+        start = int(self._start[row])
+        return self._arena[start : start + int(self.num_blocks[row])]
 
     def append(self, rows: NDArray[np.int64], block_ids: IdArray) -> None:
         """Append ``block_ids[i]`` to ``rows[i]``; rows may repeat only one after another. [n], [n]"""
@@ -69,7 +69,8 @@ class BlockTables:
 
     def last(self, rows: NDArray[np.int64]) -> IdArray:
         """Return the last block of each row; every row has one. [n]"""
-        return self._arena[self._start[rows] + self.num_blocks[rows] - 1]
+        last: IdArray = self._arena[self._start[rows] + self.num_blocks[rows] - 1]
+        return last
 
     def set_last(self, rows: NDArray[np.int64], block_ids: IdArray) -> None:
         """Replace the last block of each row. [n], [n]"""

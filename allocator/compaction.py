@@ -133,7 +133,7 @@ def plan_by_sequence(shape: PoolShape, tables: list[IdArray], max_moves: int | N
 
 
 def plan_shrink(shape: PoolShape, num_blocks: int) -> MovePlan:
-    """Return moves that empty every block from ``num_blocks`` on: held ones first, then cached ones while there is room.
+    """Return moves that empty every block from ``num_blocks`` on; cached ones move too while there is room.
 
     Raises:
         OutOfBlocks: What is held does not fit below the new end.
@@ -159,9 +159,7 @@ def plan_shrink(shape: PoolShape, num_blocks: int) -> MovePlan:
     return MovePlan((Moves(sources, targets, evicted),))
 
 
-def _clear(
-    shape: PoolShape, window: NDArray[np.bool_], targets: NDArray[np.bool_], max_moves: int | None
-) -> MovePlan:
+def _clear(shape: PoolShape, window: NDArray[np.bool_], targets: NDArray[np.bool_], max_moves: int | None) -> MovePlan:
     """Return moves of the held blocks in ``window`` to free blocks in ``targets``, then to cached ones there."""
     sources = shape.ids(shape.held & window)[::-1]
     left = 0
@@ -195,6 +193,7 @@ def _best_fit(free: NDArray[np.bool_], n: int, slab_size: int) -> IdArray | None
 
 def _best_window(shape: PoolShape, n: int) -> int:
     """Return where the window of ``n`` blocks with the fewest held, then the fewest cached, blocks starts."""
+
     def sums(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         total = np.concatenate(([0], np.cumsum(mask)))
         return total[n:] - total[:-n]

@@ -173,9 +173,7 @@ def _plan(engine: Engine, command: Command) -> Plan:
             return Plan(summary=f"{command_name(command)} {_count(len(block_ids), 'block')}")
         case SetWatermark(ratio):
             check_ratio("watermark", ratio)
-            return Plan(
-                summary=f"watermark {ratio:g}", effects=(Effect("watermark", engine.watermark_ratio, ratio),)
-            )
+            return Plan(summary=f"watermark {ratio:g}", effects=(Effect("watermark", engine.watermark_ratio, ratio),))
         case SetAutoCompaction(mode, threshold_ratio):
             check_ratio("threshold", threshold_ratio)
             return Plan(summary=f"compaction {mode}, threshold {threshold_ratio:g}")

@@ -216,7 +216,6 @@ class Engine:
                 needed,
             )
             return None
-        num_keys = len(request.content.keys(config.block_size)) if config.prefix_cache else 0
         self.scheduler.add_waiting(
             Sequence(
                 seq_id,
@@ -224,7 +223,7 @@ class Engine:
                 request.label,
                 request.num_prompt,
                 request.content.num_tokens,
-                num_keys,
+                request.content.keys(config.block_size) if config.prefix_cache else (),
                 self.step,
                 num_tokens=request.num_prompt,
             )
@@ -247,7 +246,11 @@ class Engine:
         return preempted
 
     def preempt(self, sequence: Sequence, mode: str) -> str:
-        """Take a running sequence off the device; return how: by swap while the host tier has room, else by recompute."""
+        """Take a running sequence off the device: by swap while the host tier has room, else by recompute.
+
+        Returns:
+            How: ``swap`` or ``recompute``.
+        """
         assert sequence.row is not None
         blocks = int(self.manager.tables.num_blocks[sequence.row])
         if mode == "swap" and self._swap_out(sequence):
@@ -300,7 +303,7 @@ class Engine:
             OutOfBlocks, StorageError: As in ``BlockManager.swap_in``; nothing changes.
         """
         assert sequence.host_row is not None
-        row, copied = self.manager.swap_in(sequence.host_row, sequence.content, keep=keep)
+        row, copied = self.manager.swap_in(sequence.host_row, sequence.keys, keep=keep)
         sequence.row, sequence.host_row, sequence.held = row, None, False
         self.scheduler.start(sequence)
         self._counters.swap_in_blocks += copied
@@ -324,7 +327,7 @@ class Engine:
                 if sequence.host_row is not None:
                     self.swap_in(sequence, keep=keep)
                     continue
-                admission = manager.admit(sequence.content, sequence.num_tokens, keep=keep)
+                admission = manager.admit(sequence.keys, sequence.num_tokens, keep=keep)
             except OutOfBlocks as error:
                 if alone and manager.blocks_for(sequence.num_target) > manager.device.num_blocks:
                     self._refuse_late(sequence)
@@ -338,9 +341,9 @@ class Engine:
             if not sequence.resumed:
                 self._count_query(sequence, admission.hit_blocks)
             # Whoever finds these keys runs no earlier than the step that computes their blocks: this one.
-            stop = min(sequence.num_keys, sequence.num_tokens // self.config.block_size)
-            manager.publish_keys(admission.row, sequence.content, admission.matched_blocks, stop)
-            admitted.append((sequence, admission.matched_blocks))
+            matched, full = admission.matched_blocks, sequence.num_tokens // self.config.block_size
+            manager.publish_keys(admission.row, sequence.keys[matched:full], matched)
+            admitted.append((sequence, matched))
             self.emit(
                 "admit",
                 f"sequence {sequence.seq_id} admitted, {admission.hit_blocks} blocks hit",
@@ -395,9 +398,9 @@ class Engine:
         for i in news.tolist():
             sequence, written = by_row[int(rows[i])], int(tokens[i])
             block = written // size
-            if written % size == 0 and block <= sequence.num_keys:
+            if written % size == 0 and block <= len(sequence.keys):
                 assert sequence.row is not None
-                manager.publish_keys(sequence.row, sequence.content, block - 1, block)
+                manager.publish_keys(sequence.row, sequence.keys[block - 1 : block], block - 1)
             if written == sequence.num_target:
                 self._finish(sequence)
 
@@ -441,7 +444,7 @@ class Engine:
             f"fork of {sequence.seq_id}",
             sequence.num_prompt,
             sequence.num_target,
-            len(content.keys(self.config.block_size)) if self.config.prefix_cache else 0,
+            content.keys(self.config.block_size) if self.config.prefix_cache else (),
             self.step,
         )
         child.row = manager.fork(sequence.row)
@@ -520,7 +523,8 @@ class Engine:
         else:
             counters.resizes_shrink += 1
             counters.shrunk_blocks -= change
-        text = f"pool {'grown' if change > 0 else 'shrunk'} from {before} to {num_blocks} blocks, {plan.moved_blocks} moved"
+        verb = "grown" if change > 0 else "shrunk"
+        text = f"pool {verb} from {before} to {num_blocks} blocks, {plan.moved_blocks} moved"
         self.emit("resize", text, None, abs(change))
         return text
 
@@ -572,9 +576,7 @@ class Engine:
             return ()
         return tuple(self._events[i] for i in range(len(self._events) - missing, len(self._events)))
 
-    def snapshot(
-        self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0
-    ) -> Snapshot:
+    def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
         """Return the state at this step boundary; ``phase``, ``speed`` and ``steps_per_s`` are the caller's to know."""
         manager, config, scheduler = self.manager, self.config, self.scheduler
         swapped = sum(1 for s in scheduler.waiting if s.status is Status.SWAPPED)

@@ -43,9 +43,7 @@ class NoContiguousRun(RequestError):
     """Enough blocks are allocatable, but no run of consecutive ids is long enough."""
 
     def __init__(self, needed: int, longest: int, allocatable: int) -> None:
-        super().__init__(
-            f"a run of {needed} blocks needed, the longest has {longest} (of {allocatable} allocatable)"
-        )
+        super().__init__(f"a run of {needed} blocks needed, the longest has {longest} (of {allocatable} allocatable)")
         self.needed, self.longest, self.allocatable = needed, longest, allocatable
 
 

@@ -59,20 +59,21 @@ class LruOrder:
         missing = n
         while missing and self._records:
             ids, stamps = self._records[0], self._stamps[0]
-            current = _is_current(facts, ids, stamps)
-            flagged = current & (facts.flags[ids] != 0)
-            live = np.flatnonzero(current & ~flagged)
-            cut = int(live[missing]) if len(live) > missing else len(ids)
+            live = current = _is_current(facts, ids, stamps)
+            if facts.num_flagged:
+                live = current & (facts.flags[ids] == 0)
+            at = live.nonzero()[0]
+            cut = int(at[missing]) if len(at) > missing else len(ids)
             if cut < len(ids):
                 self._records[0], self._stamps[0] = ids[cut:], stamps[cut:]
             else:
                 self._records.popleft()
                 self._stamps.popleft()
             self._entries -= cut
-            if flagged.any():
-                skipped.append(ids[:cut][flagged[:cut]])
-            if len(live):
-                taken.append(ids[live[:missing]])
+            if live is not current:
+                skipped.append(ids[:cut][(current & ~live)[:cut]])
+            if len(at):
+                taken.append(ids[at[:missing]])
                 missing -= len(taken[-1])
         for ids in reversed(skipped):
             self._records.appendleft(ids)
@@ -86,7 +87,8 @@ class LruOrder:
         if not self._records:
             return np.empty(0, np.int64)
         ids, stamps = np.concatenate(self._records), np.concatenate(self._stamps)
-        return ids[_is_current(facts, ids, stamps) & (facts.flags[ids] == 0)]
+        evictable: IdArray = ids[_is_current(facts, ids, stamps) & (facts.flags[ids] == 0)]
+        return evictable
 
     def rename(self, remap: IdArray) -> None:
         for i, ids in enumerate(self._records):
@@ -133,7 +135,9 @@ class RankedOrder:
         return np.asarray(taken, np.int64)
 
     def order(self, facts: BlockFacts) -> IdArray:
-        return np.asarray([e[2] for e in sorted(self._heap) if self._is_current(facts, e) and not facts.flags[e[2]]], np.int64)
+        return np.asarray(
+            [e[2] for e in sorted(self._heap) if self._is_current(facts, e) and not facts.flags[e[2]]], np.int64
+        )
 
     def rename(self, remap: IdArray) -> None:
         # Ranks and stamps are unique together, so the ids take no part in the heap's order.
@@ -146,9 +150,7 @@ class RankedOrder:
     @staticmethod
     def _is_current(facts: BlockFacts, entry: tuple[int, int, int]) -> bool:
         _, stamp, block = entry
-        return bool(
-            facts.state_bytes[block] == CACHED and facts.stamp[block] == stamp
-        )
+        return bool(facts.state_bytes[block] == CACHED and facts.stamp[block] == stamp)
 
 
 def make_order(policy: Eviction) -> EvictionOrder:
@@ -157,4 +159,5 @@ def make_order(policy: Eviction) -> EvictionOrder:
 
 
 def _is_current(facts: BlockFacts, ids: IdArray, stamps: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return (facts.state[ids] == CACHED) & (facts.stamp[ids] == stamps)
+    mask: NDArray[np.bool_] = (facts.state[ids] == CACHED) & (facts.stamp[ids] == stamps)
+    return mask

@@ -21,7 +21,7 @@ def chain_keys(tokens: NDArray[np.int32], block_size: int, salt: bytes = b"") ->
         block_size: Tokens a block.
         salt: Isolates tenants: other salts give other keys.
     """
-    data = memoryview(np.ascontiguousarray(tokens, np.int32)).cast("B")
+    data = np.ascontiguousarray(tokens, np.int32).data.cast("B")
     step = 4 * block_size
     digest = xxhash.xxh3_128_digest
     parent = digest(salt)

@@ -6,20 +6,20 @@ Every operation is all or nothing, and holds the allocator lock, so any thread m
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allocator.block_map import BlockArrays
-from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, plan_pack_low, plan_shrink
+from allocator.block_table import BlockTables
 from allocator.commands import CompactGoal
+from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, plan_pack_low, plan_shrink
 from allocator.config import EngineConfig
-from allocator.content import Content
 from allocator.errors import NotHeld, OutOfBlocks, Refused, StorageError
 from allocator.facts import CACHED, KEY, PUBLIC_STATE, SHARED
-from allocator.block_table import BlockTables
-from allocator.ids import NO_ROW, BlockFlag, IdArray, Tier
+from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray, Tier
 from allocator.plans import CopyJob, MovePlan, Moves
 from allocator.pool import BlockPool
 from allocator.storage import Storage
@@ -71,14 +71,14 @@ class BlockManager:
         """Return how many blocks ``num_tokens`` tokens take."""
         return -(-num_tokens // self.block_size)
 
-    def admit(self, content: Content, num_tokens: int, *, keep: int = 0) -> Admission:
+    def admit(self, keys: Sequence[BlockKey], num_tokens: int, *, keep: int = 0) -> Admission:
         """Give a sequence the blocks for its first ``num_tokens`` tokens, shared ones from the prefix cache first.
 
         A block that the prompt ends on is shared, or taken over in place, even when all of it is cached;
         only the count of hits is one less. Its keys are not published: see ``publish_keys``.
 
         Args:
-            content: Its tokens.
+            keys: Keys of its leading full blocks, as far as they can be found by content.
             num_tokens: Tokens to be computed or found now, at least 1.
             keep: Blocks that must stay allocatable.
 
@@ -89,7 +89,7 @@ class BlockManager:
             pool = self.device
             matched: list[int] = []
             if self.config.prefix_cache:
-                matched = pool.cache.match(content.keys(self.block_size)[: num_tokens // self.block_size])
+                matched = pool.cache.match(keys[: num_tokens // self.block_size])
             fresh = self.blocks_for(num_tokens) - len(matched)
             self._require(fresh + self._count_idle(matched), keep)
             if matched:
@@ -101,14 +101,12 @@ class BlockManager:
             hits = len(matched) - (len(matched) * self.block_size == num_tokens)
             return Admission(row, len(matched), max(0, hits))
 
-    def publish_keys(self, row: int, content: Content, first: int, stop: int) -> None:
-        """Let blocks ``first`` to ``stop`` of a row, now full, be found by their content."""
-        if not self.config.prefix_cache or stop <= first:
+    def publish_keys(self, row: int, keys: Sequence[BlockKey], first: int) -> None:
+        """Let a row's full blocks from ``first`` on be found by their content; ``keys`` are theirs. [n]"""
+        if not self.config.prefix_cache or not keys:
             return
         with self.lock:
-            keys = content.keys(self.block_size)[first:stop]
-            if keys:
-                self.device.insert_keys(self.tables.table(row)[first : first + len(keys)].tolist(), keys)
+            self.device.insert_keys(self.tables.table(row)[first : first + len(keys)].tolist(), keys)
 
     def extend(self, rows: Rows) -> None:
         """Make room for the next token of every row: a block where the last is full, a copy where it is shared.
@@ -124,7 +122,7 @@ class BlockManager:
             copying = self._shared_tails(rows[~full]) if self._may_share_tails else rows[:0]
             if len(growing) + len(copying) == 0:
                 return
-            self._require(len(growing) + self._count_copies(copying), 0)
+            self._require(len(growing) + (self._count_copies(copying) if len(copying) else 0), 0)
             for row in copying.tolist():
                 self._copy_on_write(row)
             if len(growing):
@@ -169,7 +167,7 @@ class BlockManager:
             self.free(row)
             return host_row
 
-    def swap_in(self, host_row: int, content: Content, *, keep: int = 0) -> tuple[int, int]:
+    def swap_in(self, host_row: int, keys: Sequence[BlockKey], *, keep: int = 0) -> tuple[int, int]:
         """Bring a swapped sequence back, into as few runs as there are; return its row and the blocks copied.
 
         Blocks whose content is still cached on the device are shared instead of copied.
@@ -182,7 +180,7 @@ class BlockManager:
             pool = self.device
             host_ids = self.host_tables.table(host_row).copy()
             num_tokens = int(self.host_tables.num_tokens[host_row])
-            keys = content.keys(self.block_size)[: num_tokens // self.block_size] if self.config.prefix_cache else ()
+            keys = keys[: num_tokens // self.block_size] if self.config.prefix_cache else ()
             ids = np.full(len(host_ids), NO_ROW, np.int64)
             for position, key in enumerate(keys):
                 block = pool.cache.block_of(key)
@@ -343,7 +341,8 @@ class BlockManager:
         """Return the rows whose last block has other holders."""
         shared = (self.device.facts.state[self.tables.last(rows)] & SHARED) != 0
         self._may_share_tails = bool(shared.any())
-        return rows[shared]
+        tails: Rows = rows[shared]
+        return tails
 
     def _count_copies(self, rows: Rows) -> int:
         """Return how many blocks copy-on-write takes: the last writer of a block keeps it if nobody else holds it."""

@@ -94,7 +94,8 @@ def external_ratio(largest_free_run: int, allocatable: int) -> float:
 def allocatable_mask(arrays: BlockArrays) -> NDArray[np.bool_]:
     """Return which blocks the next request could get. [n] bool"""
     idle = (arrays.state == BlockState.FREE) | (arrays.state == BlockState.CACHED)
-    return idle & (arrays.flags == 0)
+    mask: NDArray[np.bool_] = idle & (arrays.flags == 0)
+    return mask
 
 
 def find_runs(mask: NDArray[np.bool_], slab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -52,7 +52,6 @@ class BlockPool:
         self.num_freed = 0
         self._withheld_free = 0
         self._withheld_cached = 0
-        self._num_flagged = 0
         self._free = FreeList(num_blocks)
         self._order = make_order(eviction)
         self._releases = 0
@@ -168,18 +167,15 @@ class BlockPool:
         facts = self.facts
         ids = np.asarray(block_ids, np.int64)
         states = facts.state[ids]
+        if states.tobytes().count(CACHED) == len(ids):
+            self._revive(ids)
+            return
         if ((states == FREE) | (states == RESERVED) | (states > (SHARED | KEY))).any():
             raise NotHeld("a block that is neither held nor cached cannot be shared")
         holders = states & HOLDERS_MASK
         idle = ids[holders == 0]
         if len(idle):
-            facts.state[idle] = SOLE | KEY
-            facts.uses[idle] += 1
-            self.num_cached -= len(idle)
-            if self._num_flagged:
-                self._withheld_cached -= int(np.count_nonzero(facts.flags[idle]))
-            if len(idle) == len(ids):
-                return
+            self._revive(idle)
         sole = ids[holders == SOLE]
         facts.refs[sole] = 2
         facts.state[sole] += SHARED - SOLE
@@ -248,17 +244,16 @@ class BlockPool:
 
     def insert_keys(self, block_ids: Sequence[int], keys: Sequence[BlockKey]) -> int:
         """Give held, full blocks their keys; return how many got one (another block may own the content). [n], [n]"""
-        insert = self.cache.insert
-        new = [(block, key) for block, key in zip(block_ids, keys, strict=True) if insert(key, block)]
-        if new:
+        done = self.cache.insert(block_ids, keys)
+        if done:
             facts = self.facts
-            ids = np.array([block for block, _ in new], np.int64)
+            ids = np.array(block_ids, np.int64)[done]
             facts.state[ids] |= KEY
-            facts.inserted[ids] = np.arange(self._insertions, self._insertions + len(new))
+            facts.inserted[ids] = np.arange(self._insertions, self._insertions + len(done))
             facts.uses[ids] = 0
-            facts.hash64[ids] = np.frombuffer(b"".join([key[:8] for _, key in new]), np.uint64)
-            self._insertions += len(new)
-        return len(new)
+            facts.hash64[ids] = np.frombuffer(b"".join(keys), np.uint64)[::2][done]
+            self._insertions += len(done)
+        return len(done)
 
     def evict(self, n: int | None = None) -> int:
         """Evict the next ``n`` cached blocks, or all; return how many were. Pinned and fenced ones stay."""
@@ -279,7 +274,7 @@ class BlockPool:
         facts = self.facts
         fresh = block_ids[facts.flags[block_ids] == 0]
         facts.flags[block_ids] |= np.uint8(flag)
-        self._num_flagged += len(fresh)
+        self.facts.num_flagged += len(fresh)
         idle_free = fresh[facts.state[fresh] == FREE]
         self._withheld_cached += int(np.count_nonzero(facts.state[fresh] == CACHED))
         if len(idle_free):
@@ -292,7 +287,7 @@ class BlockPool:
         flagged = block_ids[facts.flags[block_ids] != 0]
         facts.flags[flagged] &= ~np.uint8(flag)
         bare = flagged[facts.flags[flagged] == 0]
-        self._num_flagged -= len(bare)
+        self.facts.num_flagged -= len(bare)
         idle_free = bare[facts.state[bare] == FREE]
         self._withheld_cached -= int(np.count_nonzero(facts.state[bare] == CACHED))
         if len(idle_free):
@@ -350,6 +345,15 @@ class BlockPool:
         self.num_allocated += len(block_ids)
         return block_ids
 
+    def _revive(self, ids: IdArray) -> None:
+        """Give cached blocks their first holder."""
+        facts = self.facts
+        facts.state[ids] = SOLE | KEY
+        facts.uses[ids] += 1
+        self.num_cached -= len(ids)
+        if facts.num_flagged:
+            self._withheld_cached -= int(np.count_nonzero(facts.flags[ids]))
+
     def _drop_shared(self, ids: IdArray) -> None:
         facts = self.facts
         facts.refs[ids] -= 1
@@ -360,7 +364,7 @@ class BlockPool:
         facts = self.facts
         if len(plain):
             facts.state[plain] = FREE
-            if self._num_flagged:
+            if self.facts.num_flagged:
                 withheld = facts.flags[plain] != 0
                 self._withheld_free += int(np.count_nonzero(withheld))
                 self._free.put_many(plain[~withheld])
@@ -374,7 +378,7 @@ class BlockPool:
             facts.stamp[keyed] = np.arange(self._releases, self._releases + len(keyed))
             self._releases += len(keyed)
             self.num_cached += len(keyed)
-            if self._num_flagged:
+            if self.facts.num_flagged:
                 self._withheld_cached += int(np.count_nonzero(facts.flags[keyed]))
             self._order.add(facts, keyed)
         freed = len(plain) + len(keyed)
@@ -390,9 +394,10 @@ class BlockPool:
         self.cache.forget(block_ids.tolist())
         self.facts.state[block_ids] = FREE
         self.num_cached -= len(block_ids)
-        withheld = int(np.count_nonzero(self.facts.flags[block_ids]))
-        self._withheld_cached -= withheld
-        self._withheld_free += withheld
+        if self.facts.num_flagged:
+            withheld = int(np.count_nonzero(self.facts.flags[block_ids]))
+            self._withheld_cached -= withheld
+            self._withheld_free += withheld
         self.num_evicted += len(block_ids)
 
     def _drop_from_free_list(self) -> None:

@@ -39,13 +39,19 @@ class PrefixCache:
         """Return the key of a block, or ``None``."""
         return self._key_of.get(block_id)
 
-    def insert(self, key: BlockKey, block_id: int) -> bool:
-        """Tie ``key`` to ``block_id``; return whether it was done. The first block with a content keeps the key."""
-        if key in self._block_of or block_id in self._key_of:
-            return False
-        self._block_of[key] = block_id
-        self._key_of[block_id] = key
-        return True
+    def insert(self, block_ids: Sequence[int], keys: Sequence[BlockKey]) -> list[int]:
+        """Tie each key to its block; return the positions where it was done. [n], [n] → [0..n]
+
+        The first block with a content keeps the key, and a block keeps the first key it was given.
+        """
+        block_of, key_of = self._block_of, self._key_of
+        done = []
+        for position, (block, key) in enumerate(zip(block_ids, keys, strict=True)):
+            if key not in block_of and block not in key_of:
+                block_of[key] = block
+                key_of[block] = key
+                done.append(position)
+        return done
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """Drop the keys of these blocks, both ways at once. Blocks without a key are passed over."""

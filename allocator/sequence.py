@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import collections.abc
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from allocator.content import Content
-from allocator.ids import SeqId, Status
+from allocator.ids import BlockKey, SeqId, Status
+
+Keys: TypeAlias = "collections.abc.Sequence[BlockKey]"
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +22,7 @@ class Sequence:
         label: Where it comes from.
         num_prompt: Prompt tokens.
         num_target: Tokens at which it finishes.
-        num_keys: Leading full blocks that can be found by content.
+        keys: Keys of the leading full blocks that can be found by content. [0..n]
         arrived_step: When it was submitted.
         status: Where it is in its life.
         row: Row in the device tables, while running.
@@ -35,7 +39,7 @@ class Sequence:
     label: str
     num_prompt: int
     num_target: int
-    num_keys: int
+    keys: Keys
     arrived_step: int
     status: Status = Status.WAITING
     row: int | None = None

@@ -126,9 +126,7 @@ class TorchStorage:
         """Return each slot's word in every row, so that a mix-up of layers shows too. [n] → [n, rows]"""
         return stamps[:, None] ^ self._row_salts[None, :]
 
-    def _locate(
-        self, slots: NDArray[np.int64]
-    ) -> list[tuple[int, torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
+    def _locate(self, slots: NDArray[np.int64]) -> list[tuple[int, torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
         """Return (slab, block in it, offset in block, positions in ``slots``) for each slab touched."""
         blocks, offsets = np.divmod(slots, self.block_size)
         slabs, local = np.divmod(blocks, self.slab_size)

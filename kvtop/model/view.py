@@ -37,7 +37,8 @@ class View:
         focus_block: Holders of the focused block, when asked for.
         events: The latest events, oldest first, at most ``reduce.MAX_EVENTS``.
         history: Series for sparklines.
-        hit_ratio, hit_ratio_window: Hit blocks ÷ queried blocks, lifetime and over the last minute; ``None`` without queries.
+        hit_ratio, hit_ratio_window: Hit blocks ÷ queried blocks, lifetime and over the last minute; ``None`` without
+            queries.
         error: Why the last reading failed; ``None`` when it did not.
         read_at_s: Monotonic time of the last good reading; ``None`` before the first.
     """

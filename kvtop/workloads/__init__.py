@@ -1,0 +1,1 @@
+"""Where requests come from: trace files (``trace``) and synthetic workloads (``catalog``)."""
