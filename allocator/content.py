@@ -176,14 +176,13 @@ def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def slot_stamps(tokens: TokenArray, start: int) -> NDArray[np.uint64]:
-    """Return the stamp of each slot, made from the token and its position. [n]
+def slot_stamps(tokens: TokenArray, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the stamp of each slot, made from its token and the token's position. [n], [n] → [n]
 
     A shared prefix has the same tokens at the same positions for all its holders, so they all
     expect the same stamps; any other slot's stamp differs but for a chance of 2^-64.
     """
-    positions = np.arange(start, start + len(tokens), dtype=np.uint64)
-    return mix64(mix64(positions) ^ tokens.astype(np.uint32).astype(np.uint64))
+    return mix64(mix64(positions.view(np.uint64)) ^ tokens.astype(np.uint32).astype(np.uint64))
 
 
 def _mixed_tokens(ids: NDArray[np.int64], positions: NDArray[np.int64]) -> TokenArray:

@@ -366,13 +366,14 @@ class Engine:
 
     def _stamp_decoded(self, rows: IdArray, steps: int) -> None:
         manager = self.manager
-        slots, stamps = [], []
-        by_row = self.scheduler.by_row
+        slots, tokens, positions = [], [], []
         for row in rows.tolist():
             start = int(manager.tables.num_tokens[row])
             slots.append(manager.slots("device", row, start, start + steps))
-            stamps.append(slot_stamps(by_row[row].content.tokens(start, start + steps), start))
-        manager.storage.write_stamps("device", np.concatenate(slots), np.concatenate(stamps))
+            tokens.append(self.scheduler.by_row[row].content.tokens(start, start + steps))
+            positions.append(np.arange(start, start + steps, dtype=np.int64))
+        stamps = slot_stamps(np.concatenate(tokens), np.concatenate(positions))
+        manager.storage.write_stamps("device", np.concatenate(slots), stamps)
 
     def _finish_prefill(self, sequence: Sequence, matched: int) -> None:
         """Write what admission did not find in the prefix cache."""
@@ -381,7 +382,8 @@ class Engine:
         if self.config.stamp and matched * size < sequence.num_tokens:
             start, stop = matched * size, sequence.num_tokens
             slots = manager.slots("device", sequence.row, start, stop)
-            manager.storage.write_stamps("device", slots, slot_stamps(sequence.content.tokens(start, stop), start))
+            stamps = slot_stamps(sequence.content.tokens(start, stop), np.arange(start, stop, dtype=np.int64))
+            manager.storage.write_stamps("device", slots, stamps)
         if sequence.num_tokens == sequence.num_target:
             self._finish(sequence)
 

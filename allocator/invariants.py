@@ -30,10 +30,12 @@ def check_manager(manager: BlockManager) -> None:
         _check_pool(manager.device, manager.tables)
         _check_pool(manager.host, manager.host_tables)
         tables = manager.tables
-        for row in tables.rows().tolist():
-            blocks, tokens = int(tables.num_blocks[row]), int(tables.num_tokens[row])
-            if not (blocks - 1) * manager.block_size < tokens <= blocks * manager.block_size:
-                raise InvariantViolation(2, f"row {row} has {blocks} blocks for {tokens} tokens")
+        rows = tables.rows()
+        blocks, tokens = tables.num_blocks[rows], tables.num_tokens[rows]
+        wrong = (tokens > blocks * manager.block_size) | (tokens <= (blocks - 1) * manager.block_size)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise InvariantViolation(2, f"row {rows[at]} has {blocks[at]} blocks for {tokens[at]} tokens")
 
 
 def check_contents(manager: BlockManager, sequences: Iterable[Sequence]) -> None:
@@ -50,7 +52,7 @@ def check_contents(manager: BlockManager, sequences: Iterable[Sequence]) -> None
 def _check_tier_contents(manager: BlockManager, tier: Tier, sequences: list[Sequence]) -> None:
     tables = manager.tables if tier == "device" else manager.host_tables
     holders: list[Sequence] = []
-    slots, stamps = [], []
+    slots, tokens, positions = [], [], []
     for sequence in sequences:
         row = sequence.row if tier == "device" else sequence.host_row
         if row is None:
@@ -58,10 +60,12 @@ def _check_tier_contents(manager: BlockManager, tier: Tier, sequences: list[Sequ
         n = int(tables.num_tokens[row])
         holders.append(sequence)
         slots.append(manager.slots(tier, row, 0, n))
-        stamps.append(slot_stamps(sequence.content.tokens(0, n), 0))
+        tokens.append(sequence.content.tokens(0, n))
+        positions.append(np.arange(n, dtype=np.int64))
     if not holders:
         return
-    good = manager.storage.check_stamps(tier, np.concatenate(slots), np.concatenate(stamps))
+    stamps = slot_stamps(np.concatenate(tokens), np.concatenate(positions))
+    good = manager.storage.check_stamps(tier, np.concatenate(slots), stamps)
     if good.all():
         return
     at = int(np.argmin(good))
@@ -97,17 +101,17 @@ def _check_pool(pool: BlockPool, tables: BlockTables) -> None:
             )
 
     # Law 2: reference counts are table entries.
-    entries = np.bincount(tables.entries()[2], minlength=pool.num_blocks)
+    rows, _, ids = tables.entries()
+    entries = np.bincount(ids, minlength=pool.num_blocks)
     counts = facts.ref_counts()
     if (entries != counts).any():
         block = int(np.argmax(entries != counts))
         raise InvariantViolation(2, f"{tier} block {block}: ref_count {counts[block]}, {entries[block]} table entries")
     if (facts.refs[holders == SHARED] < 2).any():
         raise InvariantViolation(2, f"{tier}: a block marked shared has fewer than two holders")
-    for row in tables.rows().tolist():
-        table = tables.table(row)
-        if len(np.unique(table)) != len(table):
-            raise InvariantViolation(3, f"{tier}: row {row} names a block twice")
+    pairs = np.sort(rows * max(1, pool.num_blocks) + ids)
+    if (pairs[1:] == pairs[:-1]).any():
+        raise InvariantViolation(3, f"{tier}: a block table names a block twice")
 
     # Law 3: the free list holds each free block once, and nothing else.
     listed = np.sort(pool.free_ids())

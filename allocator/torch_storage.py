@@ -44,8 +44,7 @@ class TorchStorage:
         self._device = _find_device(device)
         self.device_name = str(self._device)
         self._slabs: dict[Tier, list[torch.Tensor]] = {"device": [], "host": []}
-        salts = np.arange(geometry.num_rows, dtype=np.uint64)
-        self._row_salts = torch.from_numpy(mix64(salts).view(np.int64))
+        self._row_salts = mix64(np.arange(geometry.num_rows, dtype=np.uint64))
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def resize(self, tier: Tier, num_blocks: int) -> None:
@@ -95,15 +94,20 @@ class TorchStorage:
 
     def write_stamps(self, tier: Tier, slots: NDArray[np.int64], stamps: NDArray[np.uint64]) -> None:
         for slab, block, offset, chosen in self._locate(slots):
-            values = torch.from_numpy(stamps[chosen].view(np.int64))
-            self._words(tier, slab)[block, :, offset, 0] = self._expected(values).to(self._slabs[tier][slab].device)
+            words = self._words(tier, slab)
+            expected = self._expected(stamps[chosen])
+            if isinstance(words, torch.Tensor):
+                words[block, :, offset, 0] = torch.from_numpy(expected).to(words.device)
+            else:
+                words[block, :, offset, 0] = expected
 
     def check_stamps(self, tier: Tier, slots: NDArray[np.int64], stamps: NDArray[np.uint64]) -> NDArray[np.bool_]:
         good = np.zeros(len(slots), bool)
         for slab, block, offset, chosen in self._locate(slots):
-            values = torch.from_numpy(stamps[chosen].view(np.int64))
-            found = self._words(tier, slab)[block, :, offset, 0].cpu()
-            good[chosen] = (found == self._expected(values)).all(dim=1).numpy()
+            found = self._words(tier, slab)[block, :, offset, 0]
+            if isinstance(found, torch.Tensor):
+                found = found.cpu().numpy()
+            good[chosen] = (found == self._expected(stamps[chosen])).all(axis=1)
         return good
 
     def close(self) -> None:
@@ -116,24 +120,31 @@ class TorchStorage:
             return torch.empty(shape, dtype=torch.uint8, device=self._device)
         return torch.empty(shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
 
-    def _words(self, tier: Tier, slab: int) -> torch.Tensor:
-        """Return a slab as 64-bit words: [slab_blocks, rows, block_size, words a row]."""
+    def _words(self, tier: Tier, slab: int) -> torch.Tensor | NDArray[np.int64]:
+        """Return a slab as 64-bit words: [slab_blocks, rows, block_size, words a row].
+
+        A CPU slab comes as an array over the same memory: torch's indexing costs many times numpy's here.
+        """
         geometry = self.geometry
         shape = (self.slab_size, geometry.num_rows, self.block_size, geometry.row_bytes // _STAMP_BYTES)
-        return self._slabs[tier][slab].view(torch.int64).view(shape)
+        words = self._slabs[tier][slab].view(torch.int64).view(shape)
+        return words if words.is_cuda else words.numpy()
 
-    def _expected(self, stamps: torch.Tensor) -> torch.Tensor:
+    def _expected(self, stamps: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return each slot's word in every row, so that a mix-up of layers shows too. [n] → [n, rows]"""
-        return stamps[:, None] ^ self._row_salts[None, :]
+        words: NDArray[np.int64] = (stamps[:, None] ^ self._row_salts[None, :]).view(np.int64)
+        return words
 
-    def _locate(self, slots: NDArray[np.int64]) -> list[tuple[int, torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
+    def _locate(
+        self, slots: NDArray[np.int64]
+    ) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Return (slab, block in it, offset in block, positions in ``slots``) for each slab touched."""
         blocks, offsets = np.divmod(slots, self.block_size)
         slabs, local = np.divmod(blocks, self.slab_size)
         found = []
-        for slab in np.unique(slabs).tolist():
+        for slab in np.flatnonzero(np.bincount(slabs)).tolist():
             chosen = np.flatnonzero(slabs == slab)
-            found.append((slab, torch.from_numpy(local[chosen]), torch.from_numpy(offsets[chosen]), chosen))
+            found.append((slab, local[chosen], offsets[chosen], chosen))
         return found
 
 
