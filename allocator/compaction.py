@@ -162,19 +162,22 @@ def plan_shrink(shape: PoolShape, num_blocks: int) -> MovePlan:
 def _clear(shape: PoolShape, window: NDArray[np.bool_], targets: NDArray[np.bool_], max_moves: int | None) -> MovePlan:
     """Return moves of the held blocks in ``window`` to free blocks in ``targets``, then to cached ones there."""
     sources = shape.ids(shape.held & window)[::-1]
+    free_targets, elsewhere = shape.ids(shape.free & targets), shape.ids(shape.free & window)
     left = 0
-    if max_moves is not None and len(sources) > max_moves:
-        left = len(sources) - max_moves
-        sources = sources[:max_moves]
+    if max_moves is not None:
+        # Past the free targets a move costs two, as long as the cached block in its way can be saved.
+        affordable = max((max_moves + len(free_targets)) // 2, max_moves - len(elsewhere), 1)
+        count = min(len(sources), max_moves if max_moves <= len(free_targets) else affordable)
+        left = len(sources) - count
+        sources, elsewhere = sources[:count], elsewhere[: max_moves - count]
     if len(sources) == 0:
         return MovePlan((), left)
-    free_targets = shape.ids(shape.free & targets)[: len(sources)]
+    free_targets = free_targets[: len(sources)]
     short = len(sources) - len(free_targets)
     # Cached blocks stand where the rest must go. Those next to be evicted make room, and keep
     # their content while free blocks remain in the window.
     order = shape.eviction_order
     in_way = order[targets[order]][:short]
-    elsewhere = shape.ids(shape.free & window)
     saved = in_way[len(in_way) - min(len(in_way), len(elsewhere)) :]
     rescue = Moves(saved, elsewhere[: len(saved)], _EMPTY)
     main = Moves(sources, np.concatenate((free_targets, in_way)), in_way[: len(in_way) - len(saved)])

@@ -88,7 +88,7 @@ class KeyedContent:
         if block_size != self.block_size:
             return ()
         words = np.zeros((len(self.block_ids), 2), np.int64)
-        words[:, 0] = self.block_ids
+        words[:, 0] = self.block_ids + 1  # never 0, which means "no key" in the block map
         data = words.tobytes()
         return [data[i : i + 16] for i in range(0, len(data), 16)]
 

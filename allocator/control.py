@@ -104,7 +104,7 @@ def _plan(engine: Engine, command: Command) -> Plan:
                 moved_blocks=len(table) if swap else 0,
                 moved_bytes=len(table) * block_bytes if swap else 0,
                 sequences=(seq_id,),
-                effects=(_allocatable_after(engine, _num_sole(engine, table)),),
+                effects=(_allocatable_after(engine, _num_freed(engine, table)),),
             )
         case SwapOut(seq_id):
             table = _running_table(engine, seq_id)
@@ -115,7 +115,7 @@ def _plan(engine: Engine, command: Command) -> Plan:
                 moved_bytes=len(table) * block_bytes,
                 sequences=(seq_id,),
                 effects=(
-                    _allocatable_after(engine, _num_sole(engine, table)),
+                    _allocatable_after(engine, _num_freed(engine, table)),
                     Effect("host blocks free", host.num_free, host.num_free - len(table)),
                 ),
             )
@@ -124,15 +124,16 @@ def _plan(engine: Engine, command: Command) -> Plan:
             if sequence.host_row is None:
                 raise Refused(f"sequence {seq_id} is {sequence.status.name.lower()}, not swapped")
             blocks = int(manager.host_tables.num_blocks[sequence.host_row])
-            if blocks > device.num_allocatable:
-                raise OutOfBlocks(blocks, device.num_allocatable)
+            copied, taken = manager.plan_swap_in(sequence.host_row, sequence.keys)
+            if taken > device.num_allocatable:
+                raise OutOfBlocks(taken, device.num_allocatable)
             return Plan(
-                summary=f"swap in sequence {seq_id}: up to {blocks} blocks to the device",
-                moved_blocks=blocks,
-                moved_bytes=blocks * block_bytes,
+                summary=f"swap in sequence {seq_id}: {copied} of {blocks} blocks copied to the device, the rest is there",
+                moved_blocks=copied,
+                moved_bytes=copied * block_bytes,
                 sequences=(seq_id,),
                 effects=(
-                    _allocatable_after(engine, -blocks),
+                    _allocatable_after(engine, -taken),
                     Effect("host blocks free", host.num_free, host.num_free + blocks),
                 ),
             )
@@ -272,6 +273,11 @@ def _num_shared(engine: Engine) -> int:
 
 def _num_sole(engine: Engine, table: IdArray) -> int:
     return len(table) - engine.manager.device.count_shared(table)
+
+
+def _num_freed(engine: Engine, table: IdArray) -> int:
+    """Return how many blocks of a table become allocatable when it is released: unshared and unpinned ones."""
+    return _num_sole(engine, table[engine.manager.device.facts.flags[table] == 0])
 
 
 def _allocatable_after(engine: Engine, change: int) -> Effect:

@@ -128,6 +128,7 @@ class Engine:
         decoding, targets = scheduler.rows()
         num_decoding = len(decoding)
         admitted = [] if preempted else self._admit()
+        self._tell_evictions()
         if not scheduler.running:
             if not preempted:
                 return self._idle(budget)
@@ -145,12 +146,15 @@ class Engine:
             self._counters.generated_tokens += steps * num_decoding
         for sequence, matched in admitted:
             self._finish_prefill(sequence, matched)
+        # What happens at the end of skipped steps happens in the last of them.
+        self.step += steps - 1
+        manager.device.step = self.step
         self._commit(decoding, targets, num_decoding)
-        self.step += steps
+        self.step += 1
         if self.compact == "auto" and self.step >= self._next_compaction_look:
             self._next_compaction_look = self.step + COMPACT_EVERY_STEPS
             self._compact_if_fragmented()
-        self._tell_evictions()
+            self._tell_evictions()
         return steps
 
     def _quiet_steps(self, budget: int) -> int:
@@ -162,10 +166,13 @@ class Engine:
         steps = min(budget, int(room.min()))
         if self._next_request is not None and not self.config.serial:
             steps = min(steps, self._arrival_step(self._next_request) - self.step)
+        if self.compact == "auto":
+            steps = min(steps, self._next_compaction_look - self.step)
         return max(1, steps)
 
     def _idle(self, budget: int) -> int:
         """Let time pass while nothing runs; return 0 when no arrival can change that."""
+        self.stuck_reason = None
         if self.scheduler.waiting:
             first = self.scheduler.next_waiting()
             self.stuck_reason = (
@@ -242,7 +249,11 @@ class Engine:
             except OutOfBlocks:
                 self._counters.failures_capacity += 1
                 self.preempt(self.scheduler.running[-1], self.config.preempt)
-                preempted = True
+            except StorageError as error:
+                # Computing anew needs no copy, so it is the way on that cannot fail too.
+                self.emit("fault", f"copy-on-write failed: {error}")
+                self.preempt(self.scheduler.running[-1], "recompute")
+            preempted = True
         return preempted
 
     def preempt(self, sequence: Sequence, mode: str) -> str:
@@ -320,7 +331,7 @@ class Engine:
                 sequence.reason = f"{len(scheduler.running)} sequences run, the limit"
                 break
             # The watermark is waived when nothing runs, or a large sequence could wait for ever.
-            keep = 0 if alone else math.ceil(self.watermark_ratio * manager.device.num_blocks)
+            keep = watermark = 0 if alone else math.ceil(self.watermark_ratio * manager.device.num_blocks)
             if sequence.resumed and sequence.num_tokens % self.config.block_size == 0:
                 keep += 1  # its next token starts a block: do not bring it back just to preempt it again
             try:
@@ -328,12 +339,17 @@ class Engine:
                     self.swap_in(sequence, keep=keep)
                     continue
                 admission = manager.admit(sequence.keys, sequence.num_tokens, keep=keep)
+            except StorageError as error:
+                self.emit("fault", f"swap in failed, to be computed anew: {error}", sequence.seq_id)
+                self._leave_host(sequence)
+                sequence.status = Status.WAITING
+                continue
             except OutOfBlocks as error:
                 if alone and manager.blocks_for(sequence.num_target) > manager.device.num_blocks:
                     self._refuse_late(sequence)
                     continue
                 room = f"{error.needed} blocks needed, {error.allocatable} allocatable"
-                within = error.needed - keep <= error.allocatable
+                within = error.needed - watermark <= error.allocatable
                 sequence.reason = f"{'watermark' if within else 'capacity'}: {room}"
                 break
             sequence.row = admission.row
@@ -462,13 +478,17 @@ class Engine:
         self.scheduler.stop(sequence)
         sequence.row = None
 
+    def _leave_host(self, sequence: Sequence) -> None:
+        assert sequence.host_row is not None
+        self.manager.free_host(sequence.host_row)
+        sequence.host_row = None
+
     def _drop(self, sequence: Sequence) -> None:
         if sequence.row is not None:
             self._leave_device(sequence)
             return
         if sequence.host_row is not None:
-            self.manager.free_host(sequence.host_row)
-            sequence.host_row = None
+            self._leave_host(sequence)
         self.scheduler.stop(sequence)
 
     # -- compaction ----------------------------------------------------------------------------------
@@ -484,7 +504,10 @@ class Engine:
         except Refused:
             return
         if plan.stages:
-            self.run_moves(plan, "threshold")
+            try:
+                self.run_moves(plan, "threshold")
+            except StorageError as error:
+                self.emit("fault", f"compaction failed: {error}")
 
     def run_moves(self, plan: MovePlan, trigger: str) -> int:
         """Carry out a compaction plan and record it; return the bytes moved.

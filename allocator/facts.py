@@ -19,37 +19,47 @@ FREE: Final = 0
 SOLE: Final = 1
 SHARED: Final = 2
 RESERVED: Final = 4
+#: Not a state: what an id outside the pool finds.
+INVALID: Final = 7
 #: Bit: the block's content has a key in the prefix cache.
 KEY: Final = 8
 CACHED: Final = FREE | KEY
 HOLDERS_MASK: Final = SOLE | SHARED
 
 #: Internal byte → ``BlockState``, as observers see it.
-PUBLIC_STATE: Final = np.zeros(16, np.uint8)
-PUBLIC_STATE[[SOLE, SHARED, SOLE | KEY, SHARED | KEY]] = BlockState.ACTIVE
-PUBLIC_STATE[CACHED] = BlockState.CACHED
-PUBLIC_STATE[RESERVED] = BlockState.RESERVED
+_PUBLIC: Final = {
+    CACHED: BlockState.CACHED,
+    RESERVED: BlockState.RESERVED,
+    **dict.fromkeys((SOLE, SHARED, SOLE | KEY, SHARED | KEY), BlockState.ACTIVE),
+}
+#: As ``bytes.translate`` takes it, which beats an index by many times over a whole pool.
+_TO_PUBLIC: Final = bytes(_PUBLIC.get(byte, BlockState.FREE) for byte in range(256))
 
 
 class BlockFacts:
     """Flat arrays over all blocks of one tier.
 
     Attributes:
-        state_bytes: The state bytes, for scalar access. [n]
-        state: The same memory as an array. [n] uint8
+        state_bytes: The state bytes, for scalar access, and as many ``INVALID`` ones after them. [2n]
+        guarded: The same memory as an array: a negative id or one just beyond the end finds ``INVALID``, so one
+            gather checks range and state at once. [2n] uint8
+        state: Its first half, the blocks' states. [n] uint8
+        mark: Scratch, to see whether ids repeat. [n] int32
         refs: Holders of each shared block; meaningless for others. [n] int32
         flags: ``BlockFlag`` bits. [n] uint8
         stamp: Number of the release that last made the block cached. [n] int64
         inserted: Number of the insertion that gave it its key. [n] int64
         uses: Hits since that insertion. [n] int32
         last_used: Step of its last release. [n] uint32
-        hash64: First 64 bits of its key, while it has one. [n] uint64
+        hash64: First 64 bits of its key, 0 while it has none. [n] uint64
         num_flagged: Blocks with any flag, so that the usual case of none costs nothing.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.state_bytes = bytearray(num_blocks)
-        self.state: NDArray[np.uint8] = np.frombuffer(self.state_bytes, np.uint8)
+        self.state_bytes = bytearray(num_blocks) + bytes([INVALID]) * num_blocks
+        self.guarded: NDArray[np.uint8] = np.frombuffer(self.state_bytes, np.uint8)
+        self.state: NDArray[np.uint8] = self.guarded[:num_blocks]
+        self.mark = np.zeros(num_blocks, np.int32)
         self.refs = np.zeros(num_blocks, np.int32)
         self.flags = np.zeros(num_blocks, np.uint8)
         self.stamp = np.zeros(num_blocks, np.int64)
@@ -78,11 +88,24 @@ class BlockFacts:
         holders = self.state & HOLDERS_MASK
         return np.where(holders == SHARED, self.refs, (holders == SOLE).astype(np.int32))
 
+    def public_states(self) -> NDArray[np.uint8]:
+        """Return every block's ``BlockState``. [n]"""
+        return np.frombuffer(self.state.tobytes().translate(_TO_PUBLIC), np.uint8)
+
+    def published_ref_counts(self) -> NDArray[np.uint16]:
+        """Return every block's reference count, saturated. [n]"""
+        # SOLE and SHARED are single bits, so two cheap passes replace comparisons over wider types.
+        counts = (self.state & SOLE).astype(np.uint16)
+        shared = ((self.state & SHARED) >> 1).view(np.bool_).nonzero()[0]
+        counts[shared] = np.minimum(self.refs[shared], 65535)
+        return counts
+
     def move(self, sources: NDArray[np.int64], destinations: NDArray[np.int64]) -> None:
         """Give ``destinations`` everything ``sources`` are, flags aside; sources become free."""
         for array in self._moving():
             array[destinations] = array[sources]
         self.state[sources] = FREE
+        self.hash64[sources] = 0
 
     def _moving(self) -> tuple[NDArray[Any], ...]:
         """Return the arrays that describe content, and so go with it when it moves."""

@@ -6,6 +6,7 @@ from about 8 ids on, a list below.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -51,7 +52,7 @@ class FreeList:
         self._top = top - n
         return ids
 
-    def put_few(self, ids: list[int]) -> None:
+    def put_few(self, ids: Sequence[int]) -> None:
         """Add ids, the last of them to be handed out first."""
         self._front += ids
         if len(self._front) > 2 * _SLAB:

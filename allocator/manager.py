@@ -18,7 +18,7 @@ from allocator.commands import CompactGoal
 from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, plan_pack_low, plan_shrink
 from allocator.config import EngineConfig
 from allocator.errors import NotHeld, OutOfBlocks, Refused, StorageError
-from allocator.facts import CACHED, KEY, PUBLIC_STATE, SHARED
+from allocator.facts import CACHED, SHARED
 from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray, Tier
 from allocator.plans import CopyJob, MovePlan, Moves
 from allocator.pool import BlockPool
@@ -120,6 +120,9 @@ class BlockManager:
             full = tables.num_tokens[rows] == tables.num_blocks[rows] * self.block_size
             growing = rows[full]
             copying = self._shared_tails(rows[~full]) if self._may_share_tails else rows[:0]
+            if len(copying) == 0 and self._may_share_tails:
+                # Only a look at every row says that no tail is shared any more.
+                self._may_share_tails = len(rows) < len(tables.rows())
             if len(growing) + len(copying) == 0:
                 return
             self._require(len(growing) + (self._count_copies(copying) if len(copying) else 0), 0)
@@ -180,12 +183,8 @@ class BlockManager:
             pool = self.device
             host_ids = self.host_tables.table(host_row).copy()
             num_tokens = int(self.host_tables.num_tokens[host_row])
-            keys = keys[: num_tokens // self.block_size] if self.config.prefix_cache else ()
-            ids = np.full(len(host_ids), NO_ROW, np.int64)
-            for position, key in enumerate(keys):
-                block = pool.cache.block_of(key)
-                if block is not None:
-                    ids[position] = block
+            keys = keys[: num_tokens // self.block_size]
+            ids = self._resident(host_row, keys)
             resident = ids[ids != NO_ROW]
             missing = np.flatnonzero(ids == NO_ROW)
             self._require(len(missing) + self._count_idle(resident.tolist()), keep)
@@ -195,13 +194,21 @@ class BlockManager:
             try:
                 self.storage.copy(CopyJob("host", host_ids[missing], "device", fresh))
             except StorageError:
-                pool.release(ids)
+                pool.release(ids[::-1])
                 raise
             row = self.tables.new_row(ids, num_tokens)
-            full = missing[missing < len(keys)].tolist()
-            pool.insert_keys([int(ids[i]) for i in full], [keys[i] for i in full])
+            if self.config.prefix_cache:
+                full = missing[missing < len(keys)].tolist()
+                pool.insert_keys([int(ids[i]) for i in full], [keys[i] for i in full])
             self.free_host(host_row)
             return row, len(missing)
+
+    def plan_swap_in(self, host_row: int, keys: Sequence[BlockKey]) -> tuple[int, int]:
+        """Return how many blocks ``swap_in`` would copy, and by how many fewer would be allocatable after it."""
+        with self.lock:
+            ids = self._resident(host_row, keys)
+            missing = int(np.count_nonzero(ids == NO_ROW))
+            return missing, missing + self._count_idle(ids[ids != NO_ROW].tolist())
 
     def free_host(self, host_row: int) -> None:
         """Release a swapped sequence's host blocks and forget its host row."""
@@ -303,18 +310,19 @@ class BlockManager:
             owner = np.full(pool.num_blocks, NO_ROW, np.int32)
             # Reversed, so that the first row of those that share a block is the one shown.
             owner[ids[::-1]] = rows[::-1]
-            fill = np.where(facts.state == CACHED, self.block_size, 0).astype(np.uint16)
+            fill = (facts.state == CACHED).astype(np.uint16)
+            fill *= np.uint16(self.block_size)
             fill[ids] = np.clip(tables.num_tokens[rows] - position * self.block_size, 0, self.block_size)
             last_used = facts.last_used.copy()
             last_used[ids] = pool.step
             return BlockArrays(
-                state=PUBLIC_STATE[facts.state],
+                state=facts.public_states(),
                 flags=facts.flags.copy(),
-                ref_count=np.minimum(facts.ref_counts(), 65535).astype(np.uint16),
+                ref_count=facts.published_ref_counts(),
                 fill=fill,
                 owner=owner,
                 last_used=last_used,
-                hash64=np.where(facts.state & KEY, facts.hash64, np.uint64(0)),
+                hash64=facts.hash64.copy(),
             )
 
     def slots(self, tier: Tier, row: int, start: int, stop: int) -> NDArray[np.int64]:
@@ -324,6 +332,16 @@ class BlockManager:
         return tables.table(row)[positions // self.block_size] * self.block_size + positions % self.block_size
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _resident(self, host_row: int, keys: Sequence[BlockKey]) -> IdArray:
+        """Return the device blocks that hold the content of a swapped row; ``NO_ROW`` where none does. [blocks]"""
+        ids = np.full(int(self.host_tables.num_blocks[host_row]), NO_ROW, np.int64)
+        if self.config.prefix_cache:
+            for position, key in enumerate(keys[: int(self.host_tables.num_tokens[host_row]) // self.block_size]):
+                block = self.device.cache.block_of(key)
+                if block is not None:
+                    ids[position] = block
+        return ids
 
     def _require(self, needed: int, keep: int) -> None:
         """Raise ``OutOfBlocks`` unless ``needed`` blocks can be taken and ``keep`` stay allocatable."""
@@ -340,7 +358,6 @@ class BlockManager:
     def _shared_tails(self, rows: Rows) -> Rows:
         """Return the rows whose last block has other holders."""
         shared = (self.device.facts.state[self.tables.last(rows)] & SHARED) != 0
-        self._may_share_tails = bool(shared.any())
         tails: Rows = rows[shared]
         return tails
 

@@ -6,6 +6,7 @@ Not locked by itself: ``BlockManager`` holds the allocator lock around every cal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from allocator.ids import BlockFlag, BlockKey, IdArray, Tier
 from allocator.metrics import find_runs
 from allocator.prefix_cache import PrefixCache
 
+_RAMP: Final = np.arange(4096, dtype=np.int32)
 #: Block ids as callers pass and get them: a short list below ``SCALAR_BELOW``, an int64 array above.
 Ids = Sequence[int] | IdArray
 
@@ -46,7 +48,9 @@ class BlockPool:
         self.eviction: Eviction = eviction
         self.step = 0
         self.num_cached = 0
-        self.num_reserved = 0
+        self._num_moving = 0
+        #: Blocks promised to threads, one list each; kept by ``SharedPool``.
+        self.reservations: list[list[int]] = []
         self.num_evicted = 0
         self.num_allocated = 0
         self.num_freed = 0
@@ -63,6 +67,16 @@ class BlockPool:
     def num_free(self) -> int:
         """Free blocks, withheld ones included."""
         return len(self._free) + self._withheld_free
+
+    @property
+    def num_reserved(self) -> int:
+        """Blocks promised: to copies that are under way, and to threads."""
+        return self._num_moving + sum(map(len, self.reservations))
+
+    @property
+    def num_free_listed(self) -> int:
+        """Free blocks that can be handed out."""
+        return len(self._free)
 
     @property
     def num_active(self) -> int:
@@ -202,9 +216,14 @@ class BlockPool:
 
         Source: tail-first order as in vLLM v1's block pool; refusing the whole call is ours.
         """
+        n = len(block_ids)
+        if isinstance(block_ids, np.ndarray):
+            if self._release_plain(block_ids, n):
+                return n
+        elif n < SCALAR_BELOW and self._release_few(block_ids):
+            return n
         facts = self.facts
         ids = np.asarray(block_ids, np.int64)
-        n = len(ids)
         if n == 0:
             return 0
         if int(ids.min()) < 0 or int(ids.max()) >= facts.num_blocks:
@@ -224,6 +243,47 @@ class BlockPool:
                 extra = np.delete(extra, first)
             ids = ids[keep]
         return self.release_distinct(ids)
+
+    def _release_plain(self, ids: IdArray, n: int) -> bool:
+        """Release distinct blocks with one holder and no key, the usual case; return whether they all were that."""
+        facts = self.facts
+        try:
+            states = facts.guarded[ids]
+        except IndexError:
+            return False
+        if states.tobytes().count(SOLE) != n or facts.num_flagged:
+            return False
+        state = facts.state
+        state[ids] = FREE
+        if n << 6 > self.num_blocks:
+            # Only this call makes blocks free here, so the free ones must now be exactly n more.
+            distinct = self.num_blocks - int(np.count_nonzero(state)) == len(self._free) + n
+        else:
+            ramp = _RAMP[:n] if n <= len(_RAMP) else np.arange(n, dtype=np.int32)
+            facts.mark[ids] = ramp
+            distinct = facts.mark[ids].tobytes() == ramp.tobytes()
+        if not distinct:
+            state[ids] = SOLE
+            return False
+        self._free.put_many(ids)
+        self.num_freed += n
+        return True
+
+    def _release_few(self, ids: Sequence[int]) -> bool:
+        """``_release_plain`` for a handful of ids, without numpy."""
+        facts = self.facts
+        state, top = facts.state_bytes, self.num_blocks
+        if facts.num_flagged:
+            return False
+        for done, block in enumerate(ids):
+            if not 0 <= block < top or state[block] != SOLE:
+                for other in ids[:done]:
+                    state[other] = SOLE
+                return False
+            state[block] = FREE
+        self._free.put_few(ids)
+        self.num_freed += len(ids)
+        return True
 
     def release_distinct(self, ids: IdArray) -> int:
         """``release`` for ids that the caller knows to exist and to be distinct, such as one block table. [n]"""
@@ -294,18 +354,30 @@ class BlockPool:
             self._withheld_free -= len(idle_free)
             self._free.put_many(idle_free)
 
+    def take_free(self, n: int) -> IdArray:
+        """Take ``n`` listed free blocks to reserve them; there are as many. Their state is the caller's to write. [n]"""
+        return self._free.take_many(n)
+
+    def put_free(self, block_ids: IdArray) -> None:
+        """List blocks as free again whose state the caller has made so; flagged ones are withheld. [n]"""
+        if self.facts.num_flagged:
+            withheld = self.facts.flags[block_ids] != 0
+            self._withheld_free += int(np.count_nonzero(withheld))
+            block_ids = block_ids[~withheld]
+        self._free.put_many(block_ids)
+
     def reserve_exactly(self, block_ids: IdArray) -> None:
         """Take these free, unflagged blocks out of circulation as destinations of a copy. [n]"""
         if (self.facts.state[block_ids] != FREE).any() or self.facts.flags[block_ids].any():
             raise Refused("a destination is not free")
         self.facts.state[block_ids] = RESERVED
-        self.num_reserved += len(block_ids)
+        self._num_moving += len(block_ids)
         self._drop_from_free_list()
 
     def unreserve(self, block_ids: IdArray) -> None:
         """Give back destinations that were not used. [n]"""
         self.facts.state[block_ids] = FREE
-        self.num_reserved -= len(block_ids)
+        self._num_moving -= len(block_ids)
         self._free.put_many(block_ids)
 
     def commit_moves(self, sources: IdArray, destinations: IdArray) -> None:
@@ -313,7 +385,7 @@ class BlockPool:
         facts = self.facts
         cached = facts.state[sources] == CACHED
         facts.move(sources, destinations)
-        self.num_reserved -= len(sources)
+        self._num_moving -= len(sources)
         self.cache.rename(sources.tolist(), destinations.tolist())
         if cached.any():
             remap = np.arange(facts.num_blocks, dtype=np.int64)
@@ -393,6 +465,7 @@ class BlockPool:
     def _uncache(self, block_ids: IdArray) -> None:
         self.cache.forget(block_ids.tolist())
         self.facts.state[block_ids] = FREE
+        self.facts.hash64[block_ids] = 0
         self.num_cached -= len(block_ids)
         if self.facts.num_flagged:
             withheld = int(np.count_nonzero(self.facts.flags[block_ids]))

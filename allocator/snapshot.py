@@ -86,7 +86,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     Attributes:
         step: Steps taken, skipped ones included.
         time_s: Virtual seconds.
-        phase: ``running``, ``paused``, ``done``, or ``idle`` (nothing to do until the next arrival).
+        phase: ``running``, ``paused``, ``done``, ``idle`` (nothing to do until the next arrival), ``stuck: …`` or
+            ``failed: …`` with the reason.
         speed: Virtual seconds a real second; ``None`` is as fast as possible.
         steps_per_s: Steps a real second, over the last second or so; ``None`` before the first.
         source: Name of the engine.

@@ -1,0 +1,106 @@
+"""The layers' locks: their order, what they count, and the checker that tests turn on.
+
+Locks are taken in the order sequence → reservation → allocator, never backwards. Reservations need
+no lock of their own under the GIL (see ``reservation``), but keep their place in the order.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from collections.abc import Iterator
+from typing import Final
+
+from allocator.errors import InvariantViolation, Refused
+
+#: Position of each layer; a thread may only take a lock of a higher one than those it holds.
+RANKS: Final = {"sequence": 1, "reservation": 2, "allocator": 3}
+
+_held = threading.local()
+_checking = False
+
+
+class CountedLock:
+    """A re-entrant lock that counts how often it was taken, how often somebody had to wait, and for how long.
+
+    Attributes:
+        layer: Its name in ``RANKS``.
+        acquisitions: Times it was taken, re-entries left out.
+        contended: Of these, times the taker had to wait.
+        wait_s: Time spent waiting. [s]
+        longest_wait_s: The longest wait. [s]
+    """
+
+    def __init__(self, layer: str) -> None:
+        require_gil()
+        self.layer = layer
+        self.acquisitions = self.contended = 0
+        self.wait_s = self.longest_wait_s = 0.0
+        self._lock = threading.RLock()
+        self.try_acquire = self._lock.acquire
+        self.release = self._lock.release
+
+    def acquire(self) -> None:
+        """Take the lock, waiting if somebody else holds it."""
+        if not self._lock.acquire(blocking=False):
+            started = time.perf_counter()
+            self._lock.acquire()
+            # Counted while holding the lock, so that no count is lost.
+            waited = time.perf_counter() - started
+            self.contended += 1
+            self.wait_s += waited
+            self.longest_wait_s = max(self.longest_wait_s, waited)
+        self.acquisitions += 1
+
+    def __enter__(self) -> CountedLock:
+        if _checking:
+            _note_taken(self)
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if _checking:
+            _note_released(self)
+
+
+@contextmanager
+def checked_order() -> Iterator[None]:
+    """Check the order of locks in this process while the context lasts.
+
+    Raises (in the offending thread):
+        InvariantViolation: Law 7: a lock was taken backwards, and two threads could wait for each other.
+    """
+    global _checking
+    _checking = True
+    try:
+        yield
+    finally:
+        _checking = False
+
+
+def require_gil() -> None:
+    """Refuse a free-threaded Python: reservations rely on the GIL to make list operations and byte writes atomic.
+
+    Raises:
+        Refused: This Python runs without the GIL.
+    """
+    enabled = getattr(sys, "_is_gil_enabled", None)
+    if enabled is not None and not enabled():
+        raise Refused("the allocator needs the GIL; start Python with PYTHON_GIL=1")
+
+
+def _note_taken(lock: CountedLock) -> None:
+    stack: list[CountedLock] = _held.__dict__.setdefault("stack", [])
+    if stack and lock not in stack and RANKS[lock.layer] < max(RANKS[other.layer] for other in stack):
+        order = " → ".join(other.layer for other in stack)
+        raise InvariantViolation(7, f"{lock.layer} lock taken while holding {order}")
+    stack.append(lock)
+
+
+def _note_released(lock: CountedLock) -> None:
+    stack: list[CountedLock] = _held.__dict__.get("stack", [])
+    if lock in stack:
+        stack.remove(lock)
