@@ -1,0 +1,108 @@
+"""LocalSource and LocalOperations: an engine in another process on this machine, arrays through its block map."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from allocator.block_map import BlockMapError, BlockMapReader, Publication
+from allocator.commands import Command
+from allocator.plans import Outcome, Plan
+from kvtop.errors import SourceError
+from kvtop.model.observation import Focus, Observation
+from kvtop.server import table_from_bytes
+from kvtop.wire import Client, WireError, WireTimeout
+
+NO_HOST_TIER: Final = "this engine has no host tier; --swap-blocks gives it one"
+
+
+class EngineLink(Protocol):
+    """A way to an engine on this machine; ``kvtop.engine_process.EngineProcess`` is one.
+
+    Attributes:
+        map_fd: Descriptor of its block map.
+        observing, commanding: Connections for observations and for commands.
+    """
+
+    map_fd: int
+    observing: Client
+    commanding: Client
+
+    def loss(self) -> str | None:
+        """Return why the engine is gone, or ``None`` while it lives."""
+
+    def close(self) -> None:
+        """Let go of the engine; ends it if this link started it. Safe to call twice."""
+
+
+class LocalSource:
+    """Reads an engine through its socket and its block map. ``close`` closes the link."""
+
+    def __init__(self, link: EngineLink, name: str = "embedded") -> None:
+        self.name = name
+        self.missing: Mapping[str, str] = {}
+        self._link = link
+        self._map: BlockMapReader | None = None
+        self._map_lock = threading.Lock()
+
+    def read(self, focus: Focus, timeout_s: float) -> Observation:
+        """Return the newest observation; snapshot and arrays are of one step unless somebody else watches too.
+
+        Raises:
+            SourceError: The engine is starting, failed, is gone, or did not answer in ``timeout_s``.
+        """
+        try:
+            seen = self._link.observing.observe(focus, timeout_s)
+        except WireTimeout as error:
+            raise SourceError(f"{error}{self._last_sign()}") from None
+        except WireError as error:
+            raise SourceError(self._link.loss() or str(error)) from None
+        blocks = self._blocks()
+        self.missing = {} if seen.has_host else {"host-tier": NO_HOST_TIER}
+        table = table_from_bytes(seen.focus_table)
+        return Observation(seen.snapshot, blocks.device, blocks.host, table, seen.focus_block)
+
+    def close(self) -> None:
+        """Let go of the engine; ends it if this console started it. Safe to call twice."""
+        self._link.close()
+        with self._map_lock:
+            if self._map is not None:
+                self._map.close()
+                self._map = None
+
+    def _blocks(self) -> Publication:
+        with self._map_lock:
+            try:
+                if self._map is None:
+                    self._map = BlockMapReader(self._link.map_fd)
+                return self._map.read()
+            except (BlockMapError, OSError) as error:
+                raise SourceError(self._link.loss() or str(error)) from None
+
+    def _last_sign(self) -> str:
+        with self._map_lock:
+            if self._map is None:
+                return "; the engine is still starting"
+            return f"; the engine's last sign of life is {self._map.heartbeat_age_s():.1f} s old"
+
+
+class LocalOperations:
+    """The door to an engine that takes commands, over a connection of its own."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self._link = link
+
+    def plan(self, command: Command, timeout_s: float = 5.0) -> Plan:
+        """Return what ``command`` would do; see ``Operations``."""
+        try:
+            return self._link.commanding.plan(command, timeout_s)
+        except WireError as error:
+            raise SourceError(self._link.loss() or str(error)) from None
+
+    def apply(self, command: Command, timeout_s: float = 60.0) -> Outcome:
+        """Do ``command`` at the next step boundary; see ``Operations``."""
+        try:
+            return self._link.commanding.apply(command, timeout_s)
+        except WireError as error:
+            raise SourceError(self._link.loss() or str(error)) from None
