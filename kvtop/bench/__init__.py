@@ -1,0 +1,1 @@
+"""Benchmarks of the allocator on this machine."""

@@ -1,0 +1,349 @@
+"""The command line: options, exit codes, and one clear line for whatever is wrong. Everything heavy is imported late.
+
+Every failure ends here: a ``KvtopError`` carries its exit code, the allocator's errors map to
+"wrong request" or "failed", and click's own messages are rewritten to the same one-line form.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import click
+from click.core import ParameterSource
+
+import kvtop
+from allocator.config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from allocator.errors import AllocatorError, ConfigError
+from allocator.geometry import GEOMETRY_NAMES
+from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, KvtopError, UserError
+
+if TYPE_CHECKING:
+    from kvtop.engine_setup import EngineOptions
+    from kvtop.headless import MetricsAddress
+
+Params = dict[str, Any]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+MAX_SPEED: Final = 1_000_000.0
+
+
+class _Value(click.ParamType):
+    """A value with one sentence that says what is allowed; a bad one is a ``UserError`` naming option and value."""
+
+    def __init__(self, name: str, allowed: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self.allowed = allowed
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value.strip())
+        except ValueError:
+            raise UserError(f"{_given_as(param, ctx)} {value}: {self.allowed}") from None
+
+
+def _given_as(param: click.Parameter | None, ctx: click.Context | None) -> str:
+    """Return how the user gave a value: the option's name, or its environment variable's."""
+    assert param is not None
+    if ctx is not None and param.name and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
+        return str(param.envvar)
+    return param.opts[0]
+
+
+def _whole(low: int, high: int) -> _Value:
+    def parse(text: str) -> int:
+        number = int(text)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return _Value("N", f"a whole number from {low} to {high}", parse)
+
+
+def _real(low: float, high: float, allowed: str, *, also: str | None = None) -> _Value:
+    """A finite number from ``low`` to ``high``, or the word ``also``, which becomes ``None``."""
+
+    def parse(text: str) -> float | None:
+        if text == also:
+            return None
+        number = float(text)
+        if not (math.isfinite(number) and low <= number <= high):
+            raise ValueError
+        return number
+
+    return _Value("X", allowed, parse)
+
+
+def _one_of(*names: str) -> _Value:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError
+        return text
+
+    return _Value("|".join(names), f"one of {', '.join(names)}" if len(names) > 1 else f"only {names[0]}", parse)
+
+
+_RATIO: Final = _real(0, 1, "a number from 0 to 1")
+_SPEED: Final = _real(1e-6, MAX_SPEED, "a number above 0 and at most 1000000, or max", also="max")
+_SECONDS: Final = _real(1e-3, 1e9, "a number of seconds above 0")
+
+
+def _option(*names: str, **settings: Any) -> Callable[[_F], _F]:
+    """A click option that is also read from ``KVTOP_…``, without a default: absent stays absent."""
+    settings.setdefault("envvar", "KVTOP_" + names[0].lstrip("-").replace("-", "_").upper())
+    if isinstance(settings.get("type"), _Value):
+        settings.setdefault("metavar", settings["type"].name)
+    if settings.get("is_flag"):
+        settings.setdefault("default", False)
+    return click.option(*names, **settings)
+
+
+_ENGINE_OPTIONS: Final = (
+    _option("--blocks", "num_blocks", type=_whole(1, MAX_BLOCKS), help="Device pool size (4096)."),
+    _option(
+        "--block-size", type=_whole(1, MAX_BLOCK_SIZE), help="Tokens a block (16, or what the trace's block ids need)."
+    ),
+    _option(
+        "--geometry",
+        type=_one_of(*GEOMETRY_NAMES),
+        metavar="NAME",
+        help=f"Bytes of a token: {', '.join(GEOMETRY_NAMES)} (tiny); none keeps books only.",
+    ),
+    _option("--device", metavar="auto|cpu|cuda[:I]", help="Where the device pool lies (auto)."),
+    _option("--swap-blocks", "num_swap_blocks", type=_whole(0, MAX_BLOCKS), help="Host pool size; 0 is none."),
+    _option("--swap-ratio", type=_real(0, 64, "a number from 0 to 64"), help="Host ÷ device pool size (0.5)."),
+    _option("--slab-blocks", type=_whole(1, MAX_BLOCKS), help="Blocks a storage slab (a quarter of the pool)."),
+    _option("--workload", metavar="NAME", help="Synthetic workload (chat)."),
+    _option("--trace", metavar="FILE", help="Replay the requests of a trace instead."),
+    _option("--trace-format", metavar="NAME", help="Format of the trace (auto)."),
+    _option("--skip-bad", is_flag=True, help="Leave out the trace's bad rows, and count them."),
+    _option("--speed", type=_SPEED, metavar="X|max", help="Virtual seconds a real second (console 1; run, check max)."),
+    _option("--serial", is_flag=True, help="Each request alone, in file order."),
+    _option("--seed", type=_whole(0, 2**63 - 1), help="Seed of everything random (0)."),
+    _option("--policy", type=_one_of("fcfs"), help="Scheduling policy (fcfs)."),
+    _option("--preempt", type=_one_of("swap", "recompute"), help="How a running sequence gives way (swap)."),
+    _option("--eviction", type=_one_of("lru", "fifo", "lfu"), help="Which cached block goes first (lru)."),
+    _option("--no-prefix-cache", is_flag=True, help="Keep no block for reuse."),
+    _option("--watermark", "watermark_ratio", type=_RATIO, help="Share of the pool kept when admitting (0.01)."),
+    _option("--compact", type=_one_of("off", "manual", "auto"), help="When blocks are moved together (manual)."),
+    _option(
+        "--compact-threshold",
+        "compact_threshold_ratio",
+        type=_RATIO,
+        help="External fragmentation at which auto compacts (0.5).",
+    ),
+    _option("--max-running", type=_whole(1, 65536), help="Sequences that may run at once (256)."),
+    _option("--stamp", is_flag=True, help="Write a pattern into every slot and read it back."),
+    _option("--metrics-port", type=_whole(0, 65535), help="Serve Prometheus metrics; 0 takes a free port."),
+    _option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1)."),
+)
+
+_BOUND_OPTIONS: Final = (
+    _option("--steps", type=_whole(1, 2**53), help="Stop after N engine steps."),
+    _option("--duration", type=_SECONDS, metavar="S", help="Stop after S real seconds."),
+    _option("--until-done", is_flag=True, help="Stop when every request has ended (a trace does so anyway)."),
+    _option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
+)
+
+
+def _with(options: Sequence[Callable[[_F], _F]]) -> Callable[[_F], _F]:
+    def decorate(command: _F) -> _F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Every option can also be set as KVTOP_…, such as KVTOP_BLOCKS=8192.",
+)
+@_with(_ENGINE_OPTIONS)
+@_with(_BOUND_OPTIONS[:1])
+@click.option("--in-process", is_flag=True, help="Run the engine in the console's own process, for tests.")
+@click.version_option(kvtop.__version__, "--version", prog_name="kvtop", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
+    """See a paged KV cache live, block by block, and act on it.
+
+    Without a command: the console on the embedded engine.
+    """
+    if ctx.invoked_subcommand is not None:
+        for param in ctx.command.params:
+            if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+                raise UserError(
+                    f"{param.opts[0]}: options go after the command: kvtop {ctx.invoked_subcommand} {param.opts[0]} …"
+                )
+        return EXIT_OK
+    from kvtop.console import run_console
+
+    return run_console(
+        engine_options(ctx, params, speed=1.0),
+        max_steps=params["steps"],
+        metrics=_metrics(params),
+        in_process=in_process,
+    )
+
+
+@cli.command("run")
+@_with(_ENGINE_OPTIONS)
+@_with(_BOUND_OPTIONS)
+@click.pass_context
+def run_command(ctx: click.Context, /, **params: Any) -> int:
+    """Run the engine without a screen and print a report.
+
+    Progress goes to stderr, the report to stdout. Exit code 0: fine; 1: a law was broken or the work
+    failed; 2: the request was wrong; 130: interrupted, after the report of what was done.
+    """
+    return _run_headless(ctx, params, is_check=False)
+
+
+@cli.command("check")
+@_with(_ENGINE_OPTIONS)
+@_with(_BOUND_OPTIONS)
+@click.pass_context
+def check_command(ctx: click.Context, /, **params: Any) -> int:
+    """Run with every law checked after every step; exit code 1 on a fault.
+
+    With storage, every slot carries a stamp and is read back too (--stamp is implied).
+    """
+    return _run_headless(ctx, params, is_check=True)
+
+
+@cli.group("bench", no_args_is_help=False)
+def bench_group() -> None:
+    """Measure the allocator on this machine."""
+
+
+@bench_group.command("replay")
+@click.argument("trace", required=False)
+@click.option("--blocks", type=_whole(1, MAX_BLOCKS), metavar="N", multiple=True, help="Pool size; repeatable.")
+@click.option("--rounds", type=_whole(1, 100), metavar="N", default="3", help="Times each side runs (3).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def bench_replay(trace: str | None, blocks: tuple[int, ...], rounds: int, as_json: bool) -> int:
+    """Replay TRACE serially, beside the plainest possible replay of it.
+
+    TRACE is a JSON-lines trace with hash_ids, plain or gzip; without one, a made one is used. Both sides read
+    the file and must count the same; exit code 1 when they do not.
+    """
+    from kvtop.bench.command import run_bench_replay
+
+    return run_bench_replay(trace, blocks, rounds=rounds, as_json=as_json)
+
+
+def _run_headless(ctx: click.Context, params: Params, *, is_check: bool) -> int:
+    started_s = time.perf_counter()
+    from kvtop.headless import Bounds, run_headless
+
+    if is_check:
+        params["stamp"] = params["stamp"] or params["geometry"] != "none"
+    options = engine_options(ctx, params, speed=None)
+    return run_headless(
+        options,
+        Bounds(params["steps"], params["duration"], params["until_done"]),
+        metrics=_metrics(params),
+        as_json=params["as_json"],
+        is_check=is_check,
+        started_s=started_s,
+    )
+
+
+def engine_options(ctx: click.Context, params: Params, *, speed: float | None) -> EngineOptions:
+    """Return what was asked of the engine; ``speed`` is the pace when none was asked for.
+
+    Raises:
+        UserError: Two options contradict each other.
+    """
+    from kvtop.engine_setup import EngineOptions
+
+    _refuse_both(ctx, params, "num_swap_blocks", "swap_ratio")
+    _refuse_both(ctx, params, "workload", "trace")
+    if params["trace"] is None and (params["trace_format"] is not None or params["skip_bad"]):
+        option = "--skip-bad" if params["trace_format"] is None else f"--trace-format {params['trace_format']}"
+        raise UserError(f"{option}: only together with --trace FILE")
+    asked = {
+        name: value
+        for name, value in params.items()
+        if name in EngineOptions.__struct_fields__ and name != "speed" and value is not None
+    }
+    if ctx.get_parameter_source("speed") is not ParameterSource.DEFAULT:
+        speed = params["speed"]
+    return EngineOptions(**asked, prefix_cache=not params["no_prefix_cache"], speed=speed)
+
+
+def _refuse_both(ctx: click.Context, params: Params, first: str, second: str) -> None:
+    """Refuse two options that contradict each other; one on the command line beats one in the environment."""
+    if params[first] is None or params[second] is None:
+        return
+    sources = {name: ctx.get_parameter_source(name) for name in (first, second)}
+    if sources[first] is sources[second]:
+        by_name = {p.name: p.opts[0] for p in ctx.command.params}
+        raise UserError(
+            f"{by_name[first]} {params[first]} and {by_name[second]} {params[second]}: one of the two, not both"
+        )
+    params[first if sources[first] is ParameterSource.ENVIRONMENT else second] = None
+
+
+def _metrics(params: Params) -> MetricsAddress | None:
+    if params["metrics_port"] is None:
+        if params["metrics_host"] is not None:
+            raise UserError(f"--metrics-host {params['metrics_host']}: only together with --metrics-port N")
+        return None
+    from kvtop.headless import MetricsAddress
+
+    return MetricsAddress(params["metrics_host"] or "127.0.0.1", params["metrics_port"])
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; every failure is one line on stderr."""
+    try:
+        result = cli.main(args=args, prog_name="kvtop", standalone_mode=False)
+    except click.Abort:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except KvtopError as error:
+        return _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        return _fail(_one_line(error), EXIT_USAGE)
+    except ConfigError as error:
+        return _fail(str(error), EXIT_USAGE)
+    except AllocatorError as error:
+        return _fail(str(error), EXIT_FAILED)
+    except MemoryError:
+        return _fail("out of memory: fewer --blocks, a smaller --geometry, or --geometry none", EXIT_FAILED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _one_line(error: click.ClickException) -> str:
+    """Return click's complaint in our form: what, then what is allowed."""
+    match error:
+        case click.NoSuchOption(option_name=name, possibilities=near):
+            alike = [option for option in near or () if option[:4] == name[:4]]
+            hint = f"did you mean {' or '.join(sorted(alike))}?" if alike else "--help lists them"
+            return f"{name}: no such option; {hint}"
+        case click.BadOptionUsage(option_name=name):
+            return f"{name}: {'takes no value' if 'not take' in error.message else 'needs a value'}"
+        case _:
+            text = " ".join(error.format_message().split()).rstrip(".")
+            return f"{text[:1].lower()}{text[1:]}; --help says what is allowed"
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"kvtop: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def main() -> NoReturn:
+    """Entry point of the scripts ``kvtop`` and ``kvtop-console``."""
+    sys.exit(run())

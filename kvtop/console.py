@@ -1,0 +1,142 @@
+"""Opening the console: the terminal it needs, the engine it shows, and who closes what.
+
+The screen opens first; the engine is started by the screen's own thread, so that nobody waits
+for torch or for a trace to be read before seeing anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from kvtop.attachment import Attachment
+from kvtop.engine_setup import EngineOptions, build_engine, check_options
+from kvtop.errors import UserError
+from kvtop.model.view import View
+
+if TYPE_CHECKING:
+    from kvtop.headless import MetricsAddress
+
+_ELSEWHERE = "open kvtop in a terminal, or use kvtop run for a report without a screen"
+
+
+class _Stream(Protocol):
+    def isatty(self) -> bool: ...
+
+
+def run_console(
+    options: EngineOptions, *, max_steps: int | None, metrics: MetricsAddress | None, in_process: bool
+) -> int:
+    """Open the console on an embedded engine and return its exit code once it is closed.
+
+    Args:
+        options: The engine.
+        max_steps: Steps after which it stands still; ``None`` is no limit.
+        metrics: Where to serve metrics meanwhile.
+        in_process: Run the engine in this process instead of a child.
+
+    Raises:
+        UserError: There is no terminal to draw on, an option is wrong, or the port is taken.
+    """
+    require_terminal(sys.stdin, sys.stdout, os.environ)
+    check_options(options)
+    from kvtop.tui.app import KvtopApp
+
+    session = Session(options, max_steps=max_steps, in_process=in_process)
+    exporter = None
+    try:
+        if metrics is not None:
+            from kvtop.exporter import start_exporter
+            from kvtop.headless import say
+
+            exporter = start_exporter(session.view, host=metrics.host, port=metrics.port)
+            say(f"metrics on {exporter.url}")
+        app = KvtopApp(session.connect, restart=session.connect)
+        app.run()
+        return app.return_code or 0
+    finally:
+        if exporter is not None:
+            exporter.close()
+        session.close()
+
+
+def require_terminal(stdin: _Stream | None, stdout: _Stream | None, environment: Mapping[str, str]) -> None:
+    """Raise unless the console can draw and read keys here.
+
+    Raises:
+        UserError: It cannot; says why, and what to do instead.
+    """
+    for stream, name in ((stdin, "standard input"), (stdout, "standard output")):
+        if stream is None or not stream.isatty():
+            raise UserError(f"{name} is not a terminal: {_ELSEWHERE}")
+    if environment.get("TERM", "") in ("dumb", "unknown"):
+        raise UserError(f"TERM={environment['TERM']} cannot draw a screen: {_ELSEWHERE}")
+
+
+class Session:
+    """Starts engines for the screen, one at a time, and keeps the newest attachment within reach of the exporter."""
+
+    def __init__(self, options: EngineOptions, *, max_steps: int | None = None, in_process: bool = False) -> None:
+        self._options = options
+        self._max_steps = max_steps
+        self._in_process = in_process
+        self._lock = threading.Lock()
+        self._attachment: Attachment | None = None
+        self._is_closed = False
+
+    def connect(self) -> Attachment:
+        """Start an engine and return the attachment to it, once the engine is ready; ends the one before.
+
+        Raises:
+            KvtopError: It could not be started.
+        """
+        self._release()
+        attachment = self._in_this_process() if self._in_process else self._in_a_child()
+        with self._lock:
+            if not self._is_closed:
+                self._attachment = attachment
+                return attachment
+        attachment.close()
+        raise UserError("the console was closed while the engine was starting")
+
+    def view(self) -> View:
+        """Return the newest view, from any thread."""
+        attachment = self._attachment
+        return View(source="embedded") if attachment is None else attachment.view
+
+    def close(self) -> None:
+        """End the engine. Safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.close()
+
+    def _in_a_child(self) -> Attachment:
+        from kvtop.engine_process import EngineProcess
+        from kvtop.sources.local import LocalOperations, LocalSource
+
+        process = EngineProcess.start(self._options, max_steps=self._max_steps)
+        try:
+            process.wait_ready()
+        except BaseException:
+            process.close()
+            raise
+        return Attachment(LocalSource(process), LocalOperations(process))
+
+    def _in_this_process(self) -> Attachment:
+        from kvtop.runner import EngineRunner
+        from kvtop.sources.in_process import InProcessOperations, InProcessSource
+
+        engine, notes = build_engine(self._options)
+        runner = EngineRunner(engine, speed=self._options.speed, max_steps=self._max_steps, notes=notes)
+        source = InProcessSource(runner, on_close=engine.close)
+        source.start()
+        return Attachment(source, InProcessOperations(runner))

@@ -1,0 +1,236 @@
+"""EngineOptions, and how they become a running engine: the one place that reads traces and checks sizes.
+
+Options travel as MessagePack to the process that builds the engine, so they hold plain values only.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from allocator.config import CompactMode, EngineConfig, Eviction, PreemptMode
+from allocator.geometry import find_geometry
+from kvtop.errors import UserError
+
+if TYPE_CHECKING:
+    from allocator.content import Request
+    from allocator.engine import Engine
+
+DEFAULT_BLOCK_SIZE: Final = 16
+#: Share of the device pool that swap space should have, so that preemption by swap rarely falls back to recompute.
+MIN_SWAP_RATIO: Final = 0.5
+#: What the allocator keeps about a block, roughly, while nothing is cached. [bytes]
+BOOK_BYTES: Final = 50
+
+
+class EngineOptions(msgspec.Struct, frozen=True):
+    """What the command line asks of an engine. ``None`` means not asked for.
+
+    Attributes:
+        num_blocks, geometry, device, slab_blocks, preempt, eviction, prefix_cache, watermark_ratio, compact,
+            compact_threshold_ratio, max_running, serial, stamp, seed: As in ``EngineConfig``.
+        block_size: Tokens a block; ``None`` takes the trace's own, else ``DEFAULT_BLOCK_SIZE``.
+        num_swap_blocks: Host pool size; ``None`` derives it from ``swap_ratio``.
+        swap_ratio: Host pool size ÷ device pool size.
+        workload: Synthetic workload, used when there is no trace.
+        trace: File of requests to replay.
+        trace_format: Its format, or ``auto``.
+        skip_bad: Leave out bad rows of the trace instead of refusing it.
+        speed: Virtual seconds a real second; ``None`` is as fast as possible.
+    """
+
+    num_blocks: int = 4096
+    block_size: int | None = None
+    geometry: str = "tiny"
+    device: str = "auto"
+    num_swap_blocks: int | None = None
+    swap_ratio: float = 0.5
+    slab_blocks: int | None = None
+    preempt: PreemptMode = "swap"
+    eviction: Eviction = "lru"
+    prefix_cache: bool = True
+    watermark_ratio: float = 0.01
+    compact: CompactMode = "manual"
+    compact_threshold_ratio: float = 0.5
+    max_running: int = 256
+    serial: bool = False
+    stamp: bool = False
+    seed: int = 0
+    workload: str = "chat"
+    trace: str | None = None
+    trace_format: str = "auto"
+    skip_bad: bool = False
+    speed: float | None = None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether requests keep coming for ever."""
+        return self.trace is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What drives an engine: where requests come from, and the block size that follows from it."""
+
+    name: str
+    requests: Iterable[Request]
+    notes: tuple[str, ...] = ()
+
+
+def build_config(options: EngineOptions, block_size: int | None = None) -> EngineConfig:
+    """Return the engine configuration that ``options`` ask for.
+
+    Args:
+        options: The options.
+        block_size: The trace's own block size, used when the options name none. [tokens]
+
+    Raises:
+        ConfigError: A value is outside what is allowed.
+    """
+    num_swap = options.num_swap_blocks
+    if num_swap is None:
+        num_swap = round(options.num_blocks * options.swap_ratio)
+    return EngineConfig(
+        num_blocks=options.num_blocks,
+        block_size=_first(options.block_size, block_size, DEFAULT_BLOCK_SIZE),
+        geometry=options.geometry,
+        device=options.device,
+        num_swap_blocks=num_swap,
+        slab_blocks=options.slab_blocks,
+        preempt=options.preempt,
+        eviction=options.eviction,
+        prefix_cache=options.prefix_cache,
+        watermark_ratio=options.watermark_ratio,
+        compact=options.compact,
+        compact_threshold_ratio=options.compact_threshold_ratio,
+        max_running=options.max_running,
+        serial=options.serial,
+        stamp=options.stamp,
+        seed=options.seed,
+    )
+
+
+def check_options(options: EngineOptions) -> None:
+    """Raise what ``build_engine`` would raise for these options, as far as that takes no time to find out.
+
+    Raises:
+        ConfigError: A value is outside what is allowed.
+        UserError: No such workload or file, or the pools do not fit in memory.
+    """
+    config = build_config(options)
+    if options.trace is None:
+        _synthetic(config, options.workload)
+        check_memory(config, available_memory())
+    elif not Path(options.trace).exists():
+        raise UserError(f"--trace {options.trace}: no such file")
+
+
+def build_engine(options: EngineOptions) -> tuple[Engine, tuple[str, ...]]:
+    """Return a new engine and what its user should know about it, one line each.
+
+    Cost: reads the trace, allocates the pools, and loads torch unless the geometry is ``none``.
+
+    Raises:
+        ConfigError: A value is outside what is allowed.
+        UserError: The trace cannot be used, or the pools do not fit in memory.
+    """
+    build_config(options)  # a wrong option is said before a trace is read
+    if options.trace is None:
+        config = build_config(options)
+        load = _synthetic(config, options.workload)
+    else:
+        config, load = _trace(options, options.trace)
+    check_memory(config, available_memory())
+    from allocator.engine import Engine
+    from kvtop.workloads.chat import make_request
+
+    notes = load.notes + swap_notes(config)
+    engine = Engine(config, load.requests, workload=load.name, make_request=make_request)
+    return engine, notes
+
+
+def _synthetic(config: EngineConfig, name: str) -> _Load:
+    from kvtop.workloads.catalog import find_workload
+
+    requests = find_workload(name).requests
+    return _Load(name, requests(config.seed, block_size=config.block_size, num_blocks=config.num_blocks))
+
+
+def _trace(options: EngineOptions, path: str) -> tuple[EngineConfig, _Load]:
+    from kvtop.workloads.trace import open_trace
+
+    trace = open_trace(Path(path), options.trace_format, block_size=options.block_size, skip_bad=options.skip_bad)
+    config = build_config(options, trace.block_size)
+    requests = trace.file_order if config.serial else trace.requests
+    return config, _Load(f"trace {Path(path).name}", requests, tuple(trace.notes))
+
+
+def swap_notes(config: EngineConfig) -> tuple[str, ...]:
+    """Return a warning when preemption by swap has too little room; empty when it has enough."""
+    if config.preempt != "swap" or config.serial or config.num_swap_blocks >= MIN_SWAP_RATIO * config.num_blocks:
+        return ()
+    if config.num_swap_blocks == 0:
+        return ("no swap space: preempted sequences are recomputed",)
+    return (
+        f"swap space of {config.num_swap_blocks} blocks is below {MIN_SWAP_RATIO:.0%} of the device pool "
+        f"({config.num_blocks}): preempted sequences that do not fit are recomputed",
+    )
+
+
+def check_memory(config: EngineConfig, available_bytes: int | None, has_gpu: Callable[[], bool] | None = None) -> None:
+    """Raise unless the pools fit in this machine's memory.
+
+    The device pool counts only where it lies in main memory; a GPU refuses by itself what it cannot hold.
+
+    Raises:
+        UserError: They do not fit; says how much is needed and there.
+    """
+    if available_bytes is None:
+        return
+    geometry = find_geometry(config.geometry)
+    block_bytes = geometry.block_bytes(config.block_size) if geometry else 0
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and (has_gpu or _has_gpu)())
+    device_bytes = 0 if on_gpu else config.num_blocks * block_bytes
+    host_bytes = config.num_swap_blocks * block_bytes
+    book_bytes = (config.num_blocks + config.num_swap_blocks) * BOOK_BYTES
+    if device_bytes + host_bytes + book_bytes > available_bytes:
+        raise UserError(
+            f"--blocks {config.num_blocks}: {_gib(device_bytes)} for the pool, {_gib(host_bytes)} for swap space "
+            f"({block_bytes:,} bytes a block) and {_gib(book_bytes)} for the books do not fit in the "
+            f"{_gib(available_bytes)} of memory available; fewer blocks, a smaller --geometry, or --geometry none"
+        )
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes this process could still take, ``None`` where the system does not say.
+
+    The lesser of what the machine has and what the control group allows.
+    """
+    found = []
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+        limit = (root / "sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            found.append(int(limit) - int((root / "sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError, IndexError):
+        pass  # not Linux, or no control group: what was found so far is what can be known
+    return max(0, min(found)) if found else None
+
+
+def _has_gpu() -> bool:
+    return bool(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)

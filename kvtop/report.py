@@ -1,0 +1,141 @@
+"""The report of a run: the keys that ``kvtop run --json`` prints, and the same facts for people. Pure functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from allocator.block_map import BlockArrays
+from allocator.metrics import ratio, tier_numbers
+from allocator.snapshot import Snapshot
+from kvtop.model.format import count, percent, seconds, size
+
+Report: TypeAlias = dict[str, Any]
+
+
+def build_report(snapshot: Snapshot, device: BlockArrays, wall_s: float, engine_s: float) -> Report:
+    """Return the report of one engine as it stands. Keys never change meaning; a ratio of nothing is ``None``.
+
+    Args:
+        snapshot: The engine at a step boundary.
+        device: Device blocks at the same boundary; every number under ``blocks`` and ``fragmentation`` is theirs.
+        wall_s: Real seconds of the whole run, reading the input included. [s]
+        engine_s: Real seconds inside the engine. [s]
+    """
+    counters = snapshot.counters
+    numbers = tier_numbers(device, snapshot.block_size, snapshot.slab_size)
+    return {
+        "requests": {
+            "submitted": counters.submitted,
+            "finished": counters.finished,
+            "cancelled": counters.cancelled,
+            "refused": counters.refused,
+        },
+        "steps": snapshot.step,
+        "tokens": {"prompt": counters.prompt_tokens, "generated": counters.generated_tokens},
+        "prefix_cache": {
+            "query_blocks": counters.query_blocks,
+            "hit_blocks": counters.hit_blocks,
+            "hit_ratio": ratio(counters.hit_blocks, counters.query_blocks),
+            "query_tokens": counters.query_tokens,
+            "hit_tokens": counters.hit_tokens,
+            "token_hit_ratio": ratio(counters.hit_tokens, counters.query_tokens),
+            "evictions": counters.evictions,
+        },
+        "blocks": {
+            "total": numbers.total,
+            "free": numbers.free,
+            "cached": numbers.cached,
+            "active": numbers.active,
+            "reserved": numbers.reserved,
+            "shared": numbers.shared,
+            "fenced": numbers.fenced,
+            "pinned": numbers.pinned,
+            "peak_active": counters.peak_active,
+        },
+        "fragmentation": {
+            "external_ratio": numbers.external_ratio,
+            "internal_ratio": numbers.internal_ratio,
+            "largest_free_run": numbers.largest_free_run,
+            "free_runs": numbers.free_runs,
+        },
+        "swap": {
+            "out_blocks": counters.swap_out_blocks,
+            "in_blocks": counters.swap_in_blocks,
+            "out_bytes": counters.swap_out_bytes,
+            "in_bytes": counters.swap_in_bytes,
+        },
+        "compaction": {
+            "runs": counters.compactions_manual + counters.compactions_threshold,
+            "moved_blocks": counters.compaction_moved_blocks,
+            "moved_bytes": counters.compaction_moved_bytes,
+        },
+        "resize": {"grown_blocks": counters.grown_blocks, "shrunk_blocks": counters.shrunk_blocks},
+        "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
+        "copy_on_write_blocks": counters.copy_on_write_blocks,
+        "allocation_failures": {"capacity": counters.failures_capacity, "contiguous": counters.failures_contiguous},
+        "integrity": {"checks": counters.integrity_checks, "faults": counters.integrity_faults},
+        "wall_s": round(wall_s, 6),
+        "engine_s": round(engine_s, 6),
+    }
+
+
+def to_json(report: Report) -> str:
+    """Return ``report`` as one line of strict JSON: an unknown value is ``null``, never ``NaN``."""
+    return json.dumps(report, allow_nan=False)
+
+
+def to_text(report: Report) -> str:
+    """Return ``report`` as aligned lines for people; an unknown value is drawn as ``—``."""
+    requests, tokens, cache = report["requests"], report["tokens"], report["prefix_cache"]
+    blocks, fragmentation, swap = report["blocks"], report["fragmentation"], report["swap"]
+    compaction, resize, preemptions = report["compaction"], report["resize"], report["preemptions"]
+    failures, integrity = report["allocation_failures"], report["integrity"]
+    lines = (
+        ("requests", _counts(requests, "submitted", "finished", "cancelled", "refused")),
+        ("tokens", _counts(tokens, "prompt", "generated")),
+        (
+            "prefix cache",
+            f"{count(cache['hit_blocks'])} hits in {count(cache['query_blocks'])} blocks ({percent(cache['hit_ratio'])}"
+            f"; by tokens {percent(cache['token_hit_ratio'])})   {count(cache['evictions'])} evictions",
+        ),
+        ("blocks", _counts(blocks, "total", "free", "cached", "active", "reserved")),
+        (
+            "  of these",
+            f"{_counts(blocks, 'shared', 'fenced', 'pinned')}   at most {count(blocks['peak_active'])} ever active",
+        ),
+        (
+            "fragmentation",
+            f"external {percent(fragmentation['external_ratio'])}   internal {percent(fragmentation['internal_ratio'])}"
+            f"   {count(fragmentation['free_runs'])} free runs, the longest {count(fragmentation['largest_free_run'])}",
+        ),
+        (
+            "swap",
+            f"out {count(swap['out_blocks'])} blocks ({size(swap['out_bytes'])})   "
+            f"in {count(swap['in_blocks'])} blocks ({size(swap['in_bytes'])})",
+        ),
+        (
+            "compaction",
+            f"{count(compaction['runs'])} runs moved {count(compaction['moved_blocks'])} blocks "
+            f"({size(compaction['moved_bytes'])})",
+        ),
+        ("resize", f"grown by {count(resize['grown_blocks'])}   shrunk by {count(resize['shrunk_blocks'])}"),
+        (
+            "preemptions",
+            f"{count(preemptions['swap'])} by swap   {count(preemptions['recompute'])} by recompute",
+        ),
+        ("copy-on-write", f"{count(report['copy_on_write_blocks'])} blocks"),
+        ("failures", _counts(failures, "capacity", "contiguous")),
+        ("integrity", _counts(integrity, "checks", "faults")),
+        (
+            "time",
+            f"{count(report['steps'])} steps in {seconds(report['wall_s'])}, "
+            f"{seconds(report['engine_s'])} of it in the engine",
+        ),
+    )
+    return "\n".join(f"{title:<15}{text}" for title, text in lines)
+
+
+def _counts(values: Mapping[str, int], *names: str) -> str:
+    return "   ".join(f"{count(values[name])} {name}" for name in names)
