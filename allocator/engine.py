@@ -163,7 +163,7 @@ class Engine:
         tables = self.manager.tables
         tokens = tables.num_tokens[rows]
         room = np.minimum(tables.num_blocks[rows] * self.manager.block_size, targets) - tokens
-        steps = min(budget, int(room.min()))
+        steps = min(budget, int(room[room.argmin()]))
         if self._next_request is not None and not self.config.serial:
             steps = min(steps, self._arrival_step(self._next_request) - self.step)
         if self.compact == "auto":
@@ -576,6 +576,9 @@ class Engine:
                 invariants.check_contents(self.manager, self.unfinished())
         except InvariantViolation as violation:
             self._counters.integrity_faults += 1
+            by_law = list(self._counters.faults_by_law)
+            by_law[violation.law] += 1
+            self._counters.faults_by_law = tuple(by_law)
             self.emit("fault", str(violation))
             raise
 

@@ -14,6 +14,11 @@ AllocatorError
 
 from __future__ import annotations
 
+from typing import Final
+
+#: Laws of DESIGN.md section 4, numbered from 1.
+NUM_LAWS: Final = 7
+
 
 class AllocatorError(Exception):
     """Root of all allocator errors."""

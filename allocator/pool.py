@@ -289,15 +289,13 @@ class BlockPool:
         """``release`` for ids that the caller knows to exist and to be distinct, such as one block table. [n]"""
         facts = self.facts
         states = facts.state[ids]
-        if states.tobytes().count(SOLE) == len(ids):
-            return self._make_idle(ids, ids[:0])
-        holders = states & HOLDERS_MASK
-        if not holders.all() or (states > (SHARED | KEY)).any():
-            raise NotHeld("a block that nobody holds was released")
-        shared = holders == SHARED
-        if shared.any():
-            self._drop_shared(ids[shared])
-            sole = ~shared
+        codes = states.tobytes()
+        if codes.count(SOLE) + codes.count(SOLE | KEY) < len(ids):
+            holders = states & HOLDERS_MASK
+            if not holders.all() or (states > (SHARED | KEY)).any():
+                raise NotHeld("a block that nobody holds was released")
+            self._drop_shared(ids[holders == SHARED])
+            sole = holders == SOLE
             ids, states = ids[sole], states[sole]
         keyed = states >= KEY
         return self._make_idle(ids[~keyed], ids[keyed])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from allocator.errors import NUM_LAWS
 from allocator.events import Event
 
 
@@ -42,6 +43,7 @@ class Counters(msgspec.Struct):
     failures_contiguous: int = 0
     integrity_checks: int = 0
     integrity_faults: int = 0
+    faults_by_law: tuple[int, ...] = (0,) * (NUM_LAWS + 1)
     events_dropped: int = 0
     peak_active: int = 0
 

@@ -18,8 +18,10 @@ from kvtop.errors import UserError
 from kvtop.model.view import View
 
 if TYPE_CHECKING:
+    from kvtop.engine_process import EngineProcess
     from kvtop.headless import MetricsAddress
 
+_CLOSED_EARLY = "the console was closed while the engine was starting"
 _ELSEWHERE = "open kvtop in a terminal, or use kvtop run for a report without a screen"
 
 
@@ -41,7 +43,7 @@ def run_console(
     Raises:
         UserError: There is no terminal to draw on, an option is wrong, or the port is taken.
     """
-    require_terminal(sys.stdin, sys.stdout, os.environ)
+    require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ)
     check_options(options)
     from kvtop.tui.app import KvtopApp
 
@@ -63,13 +65,15 @@ def run_console(
         session.close()
 
 
-def require_terminal(stdin: _Stream | None, stdout: _Stream | None, environment: Mapping[str, str]) -> None:
-    """Raise unless the console can draw and read keys here.
+def require_terminal(
+    stdin: _Stream | None, stdout: _Stream | None, stderr: _Stream | None, environment: Mapping[str, str]
+) -> None:
+    """Raise unless the console can draw and read keys here. Textual draws on standard error.
 
     Raises:
         UserError: It cannot; says why, and what to do instead.
     """
-    for stream, name in ((stdin, "standard input"), (stdout, "standard output")):
+    for stream, name in ((stdin, "standard input"), (stdout, "standard output"), (stderr, "standard error")):
         if stream is None or not stream.isatty():
             raise UserError(f"{name} is not a terminal: {_ELSEWHERE}")
     if environment.get("TERM", "") in ("dumb", "unknown"):
@@ -85,6 +89,7 @@ class Session:
         self._in_process = in_process
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
+        self._starting: EngineProcess | None = None
         self._is_closed = False
 
     def connect(self) -> Attachment:
@@ -100,7 +105,7 @@ class Session:
                 self._attachment = attachment
                 return attachment
         attachment.close()
-        raise UserError("the console was closed while the engine was starting")
+        raise UserError(_CLOSED_EARLY)
 
     def view(self) -> View:
         """Return the newest view, from any thread."""
@@ -108,9 +113,12 @@ class Session:
         return View(source="embedded") if attachment is None else attachment.view
 
     def close(self) -> None:
-        """End the engine. Safe to call twice."""
+        """End the engine, even one that is still starting. Safe to call twice."""
         with self._lock:
             self._is_closed = True
+            starting = self._starting
+        if starting is not None:
+            starting.close()
         self._release()
 
     def _release(self) -> None:
@@ -124,11 +132,19 @@ class Session:
         from kvtop.sources.local import LocalOperations, LocalSource
 
         process = EngineProcess.start(self._options, max_steps=self._max_steps)
+        with self._lock:
+            self._starting = process
+            is_closed = self._is_closed
         try:
+            if is_closed:
+                raise UserError(_CLOSED_EARLY)
             process.wait_ready()
         except BaseException:
             process.close()
             raise
+        finally:
+            with self._lock:
+                self._starting = None
         return Attachment(LocalSource(process), LocalOperations(process))
 
     def _in_this_process(self) -> Attachment:

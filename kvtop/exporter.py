@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from allocator.errors import NUM_LAWS
 from allocator.metrics import REF_BUCKETS
 from allocator.snapshot import Snapshot
 from kvtop.errors import UserError
@@ -147,7 +148,11 @@ def _engine_metrics(view: View, snapshot: Snapshot) -> Iterator[Metric]:
             "Running sequences that had to give up their blocks.",
             [({"mode": "swap"}, c.preemptions_swap), ({"mode": "recompute"}, c.preemptions_recompute)],
         ),
-        ("integrity_faults", "Broken laws of the allocator's state: any is a bug.", [({}, c.integrity_faults)]),
+        (
+            "integrity_faults",
+            "Broken laws of the allocator's state: any is a bug.",
+            [({"law": str(law)}, c.faults_by_law[law]) for law in range(1, NUM_LAWS + 1)],
+        ),
     )
     for name, text, samples in totals:
         yield from _counter(view, name, text, samples)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from kvtop.console import Session, require_terminal
@@ -21,22 +24,23 @@ TERMINAL, PIPE = Stream(True), Stream(False)
 
 
 def test_a_terminal_will_do():
-    require_terminal(TERMINAL, TERMINAL, {"TERM": "xterm-256color"})
-    require_terminal(TERMINAL, TERMINAL, {})
+    require_terminal(TERMINAL, TERMINAL, TERMINAL, {"TERM": "xterm-256color"})
+    require_terminal(TERMINAL, TERMINAL, TERMINAL, {})
 
 
 @pytest.mark.parametrize(
-    ("stdin", "stdout", "environment", "reason"),
+    ("stdin", "stdout", "stderr", "environment", "reason"),
     [
-        (PIPE, TERMINAL, {"TERM": "xterm"}, "standard input is not a terminal"),
-        (TERMINAL, PIPE, {"TERM": "xterm"}, "standard output is not a terminal"),
-        (None, TERMINAL, {"TERM": "xterm"}, "standard input is not a terminal"),
-        (TERMINAL, TERMINAL, {"TERM": "dumb"}, "TERM=dumb cannot draw a screen"),
+        (PIPE, TERMINAL, TERMINAL, {"TERM": "xterm"}, "standard input is not a terminal"),
+        (TERMINAL, PIPE, TERMINAL, {"TERM": "xterm"}, "standard output is not a terminal"),
+        (None, TERMINAL, TERMINAL, {"TERM": "xterm"}, "standard input is not a terminal"),
+        (TERMINAL, TERMINAL, PIPE, {"TERM": "xterm"}, "standard error is not a terminal"),
+        (TERMINAL, TERMINAL, TERMINAL, {"TERM": "dumb"}, "TERM=dumb cannot draw a screen"),
     ],
 )
-def test_anything_else_is_refused_with_what_to_do(stdin, stdout, environment, reason):
+def test_anything_else_is_refused_with_what_to_do(stdin, stdout, stderr, environment, reason):
     with pytest.raises(UserError, match=reason) as caught:
-        require_terminal(stdin, stdout, environment)
+        require_terminal(stdin, stdout, stderr, environment)
     assert "kvtop run" in str(caught.value)
 
 
@@ -68,6 +72,28 @@ def test_a_restart_ends_the_engine_before():
         assert second.poll().error is None
     finally:
         session.close()
+
+
+def test_closing_ends_an_engine_that_is_still_starting():
+    session = Session(SMALL)
+    failure: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            session.connect()
+        except Exception as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while session._starting is None and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    session.close()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+    assert failure, "the engine was cut off while it started"
+    assert session.view().snapshot is None
 
 
 def test_a_session_that_was_closed_keeps_no_engine():

@@ -1,0 +1,126 @@
+"""Make the pictures in ``screenshots/`` from real runs: ``make screenshots``.
+
+Each picture is the real console on a real engine, stepped by hand, so that the same command draws
+the same picture. SVG always; PNG too when a Chromium is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from allocator.commands import Step
+from kvtop.attachment import Attachment
+from kvtop.engine_setup import EngineOptions, build_engine
+from kvtop.runner import EngineRunner
+from kvtop.sources.in_process import InProcessOperations, InProcessSource
+from kvtop.tui.app import KvtopApp
+
+ROOT = Path(__file__).resolve().parent.parent
+TRACE = ROOT.parent / "shared" / "traces" / "mooncake_conversation.jsonl.gz"
+#: Readings before the picture, one virtual second of the clock apart, so that the trends have something to show.
+READINGS = 60
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture: which engine, how far it has run, how large the screen is, and which keys were pressed."""
+
+    name: str
+    options: EngineOptions
+    steps: int
+    size: tuple[int, int] = (120, 40)
+    keys: tuple[str, ...] = ()
+
+
+CHAT = EngineOptions()
+TIGHT = EngineOptions(num_blocks=1024, seed=3)
+MOONCAKE = EngineOptions(num_blocks=8192, block_size=512, trace=str(TRACE))
+SHOTS = (
+    Shot("overview", CHAT, 6000),
+    Shot("overview-80x24", CHAT, 6000, (80, 24)),
+    Shot("mooncake", MOONCAKE, 24_000, (120, 40)),
+    Shot("mooncake-240x70", MOONCAKE, 24_000, (240, 70)),
+    Shot("plan-resize", TIGHT, 4000, keys=("R", *"900", "tab", "tab")),
+    Shot("plan-compact", TIGHT, 4000, keys=("C",)),
+    Shot("selected", TIGHT, 4000, keys=("2", "down", "down", "enter")),
+    Shot("help", CHAT, 6000, keys=("question_mark",)),
+    Shot("small-pool", EngineOptions(num_blocks=256, seed=1), 1500),
+)
+
+
+async def take(shot: Shot, folder: Path) -> Path:
+    """Run one engine, draw its picture, and return the SVG's path."""
+    engine, notes = build_engine(shot.options)
+    now = 0.0
+    runner = EngineRunner(engine, speed=1.0, paused=True, notes=notes, clock=lambda: now)
+    attachment = Attachment(InProcessSource(runner), InProcessOperations(runner), clock=lambda: now)
+    app = KvtopApp(lambda: attachment, auto_poll=False, clock=lambda: now)
+    try:
+        async with app.run_test(size=shot.size) as pilot:
+            await pilot.pause()
+            for _ in range(READINGS):
+                now += 1.0
+                attachment.operations.apply(Step(max(1, shot.steps // READINGS)))
+                await app.poll_once()
+            await pilot.pause()
+            for key in shot.keys:
+                await pilot.press(key)
+                await pilot.pause()
+                await app.poll_once()
+            await pilot.pause(0.3)
+            path = folder / f"{shot.name}.svg"
+            path.write_text(_offline(app.export_screenshot(title="kvtop")), encoding="utf-8")
+            return path
+    finally:
+        engine.close()
+
+
+def _offline(svg: str) -> str:
+    """Drop the web fonts that the exporter links to, so that the picture opens the same without a network."""
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
+
+
+def to_png(svg: Path) -> None:
+    """Render an SVG with Chromium, if there is one."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        return
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg.read_text(encoding="utf-8")).groups()  # type: ignore[union-attr]
+    with tempfile.TemporaryDirectory() as profile:
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        command += ["--hide-scrollbars", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+        command += ["--disable-component-update", f"--window-size={int(float(width))},{int(float(height))}"]
+        command += [f"--screenshot={svg.with_suffix('.png')}", svg.resolve().as_uri()]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+
+
+def main() -> None:
+    """Make all pictures, or those named."""
+    os.environ.update(TERM="xterm-256color", COLORTERM="truecolor", LANG="C.UTF-8")
+    os.environ.pop("NO_COLOR", None)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="pictures to make; all of them by default")
+    parser.add_argument("--folder", type=Path, default=ROOT / "screenshots")
+    arguments = parser.parse_args()
+    for shot in SHOTS:
+        if arguments.names and shot.name not in arguments.names:
+            continue
+        if shot.options.trace and not Path(shot.options.trace).exists():
+            print(f"{shot.name}: skipped, {shot.options.trace} is not here", file=sys.stderr)
+            continue
+        svg = asyncio.run(take(shot, arguments.folder))
+        to_png(svg)
+        print(svg)
+
+
+if __name__ == "__main__":
+    main()
