@@ -128,7 +128,7 @@ def _plan(engine: Engine, command: Command) -> Plan:
             if taken > device.num_allocatable:
                 raise OutOfBlocks(taken, device.num_allocatable)
             return Plan(
-                summary=f"swap in sequence {seq_id}: {copied} of {blocks} blocks copied to the device, the rest is there",
+                summary=f"swap in sequence {seq_id}: {copied} of its {blocks} blocks copied, the rest is there",
                 moved_blocks=copied,
                 moved_bytes=copied * block_bytes,
                 sequences=(seq_id,),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from allocator.errors import InvariantViolation, Refused

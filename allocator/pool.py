@@ -247,14 +247,14 @@ class BlockPool:
     def _release_plain(self, ids: IdArray, n: int) -> bool:
         """Release distinct blocks with one holder and no key, the usual case; return whether they all were that."""
         facts = self.facts
+        state = facts.state
         try:
             states = facts.guarded[ids]
+            if states.tobytes().count(SOLE) != n or facts.num_flagged:
+                return False
+            state[ids] = FREE
         except IndexError:
             return False
-        if states.tobytes().count(SOLE) != n or facts.num_flagged:
-            return False
-        state = facts.state
-        state[ids] = FREE
         if n << 6 > self.num_blocks:
             # Only this call makes blocks free here, so the free ones must now be exactly n more.
             distinct = self.num_blocks - int(np.count_nonzero(state)) == len(self._free) + n
@@ -353,7 +353,7 @@ class BlockPool:
             self._free.put_many(idle_free)
 
     def take_free(self, n: int) -> IdArray:
-        """Take ``n`` listed free blocks to reserve them; there are as many. Their state is the caller's to write. [n]"""
+        """Take ``n`` listed free blocks to reserve; there are as many, and their state is the caller's to write. [n]"""
         return self._free.take_many(n)
 
     def put_free(self, block_ids: IdArray) -> None:

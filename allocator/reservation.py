@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from allocator.errors import OutOfBlocks
 from allocator.facts import FREE, RESERVED, SOLE
 from allocator.free_list import SCALAR_BELOW
 from allocator.ids import BlockFlag, IdArray
