@@ -1,0 +1,96 @@
+"""Actions: everything a key can do, once. Bindings, footer and help are made from this table alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from textual.binding import Binding, BindingType
+
+Group = Literal["look", "run", "act", "program"]
+GROUP_TITLES: Final[dict[Group, str]] = {
+    "look": "Look",
+    "run": "Run",
+    "act": "Act (shows the plan first)",
+    "program": "Program",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing the operator can do.
+
+    Attributes:
+        name: The application's ``action_…`` method, arguments included.
+        keys: Keys that do it, as Textual names them.
+        shown: The keys as help and footer write them.
+        label: One or two words for the footer.
+        help: One line for the help overlay; empty where another action's line covers it.
+        group: Where help lists it.
+        operates: Whether it changes the engine, and so needs the ``operations`` capability.
+        sheet: Whether it opens the action sheet, and so changes nothing before ``y``.
+        rank: Who comes into the footer first where there is not room for all; 0 stays out.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    shown: str
+    label: str
+    help: str
+    group: Group
+    operates: bool = False
+    sheet: bool = False
+    rank: int = 0
+
+
+def _act(rank: int, name: str, key: str, label: str, text: str) -> Action:
+    return Action(name, (key,), key, label, text, "act", operates=True, sheet=True, rank=rank)
+
+
+ACTIONS: Final = (
+    Action("help", ("question_mark", "f1"), "?", "help", "this overlay", "program", rank=1),
+    Action("move('left')", ("left", "h"), "arrows", "", "move the cursor; so do h j k l, PgUp PgDn, Home End", "look"),
+    Action("move('down')", ("down", "j"), "↓ j", "", "", "look"),
+    Action("move('up')", ("up", "k"), "↑ k", "", "", "look"),
+    Action("move('right')", ("right", "l"), "→ l", "", "", "look"),
+    Action("move('page_down')", ("pagedown",), "PgDn", "", "", "look"),
+    Action("move('page_up')", ("pageup",), "PgUp", "", "", "look"),
+    Action("move('first')", ("home",), "Home", "", "", "look"),
+    Action("move('last')", ("end",), "End", "", "", "look"),
+    Action("focus_next", ("tab",), "Tab", "pane", "next pane", "look", rank=18),
+    Action("select", ("enter",), "Enter", "select", "select the row's sequence, or the block's holder", "look", rank=4),
+    Action("deselect", ("escape",), "Esc", "", "deselect; back to the map", "look"),
+    Action("zoom", ("z",), "z", "zoom", "map scale: all blocks, half a cell a block, a cell a block", "look", rank=10),
+    Action("go_to_block", ("g",), "g", "go to", "move the cursor to a block by its id", "look", rank=17),
+    Action("show('map')", ("1",), "1 2 3", "", "go to the map, the sequences, the events", "look"),
+    Action("show('sequences')", ("2",), "2", "seqs", "", "look", rank=11),
+    Action("show('events')", ("3",), "3", "events", "", "look", rank=20),
+    Action("pause", ("space",), "space", "pause", "pause or resume the engine", "run", operates=True, rank=3),
+    Action("step", ("full_stop",), ".", "step", "one step, while paused", "run", operates=True, rank=9),
+    Action("speed('up')", ("plus", "equals_sign"), "+", "speed", "twice the speed", "run", operates=True, rank=19),
+    Action("speed('down')", ("minus",), "-", "", "half the speed", "run", operates=True),
+    Action("speed('max')", ("m",), "m", "", "as fast as possible", "run", operates=True),
+    _act(5, "swap_out", "S", "out", "swap the selected sequence out to the host tier"),
+    _act(12, "swap_in", "I", "in", "swap the selected sequence in again"),
+    _act(6, "compact", "C", "compact", "move blocks together; choose the goal"),
+    _act(7, "resize", "R", "resize", "grow or shrink the device pool"),
+    _act(8, "evict", "E", "evict", "evict cached blocks: all, or a number of them"),
+    _act(14, "fork", "F", "fork", "continue the selected sequence twice, sharing its blocks"),
+    _act(13, "cancel", "X", "cancel", "end the selected sequence"),
+    _act(15, "pin", "P", "pin", "pin or unpin the block under the cursor"),
+    _act(16, "verify", "V", "verify", "check every law, and the contents in stamp mode"),
+    Action("restart", ("r",), "r", "", "restart the engine after it was lost", "program"),
+    Action("quit", ("q",), "q", "quit", "quit; ends the engine that this console started", "program", rank=2),
+    Action("interrupt", ("ctrl+c",), "^C", "", "quit with exit code 130", "program"),
+)
+
+
+def bindings(actions: Iterable[Action] = ACTIONS) -> list[BindingType]:
+    """Return the application's key bindings. Ctrl-C works above dialogs too."""
+    return [Binding(",".join(a.keys), a.name, a.help, show=False, priority="ctrl+c" in a.keys) for a in actions]
+
+
+def action_of(name: str) -> Action:
+    """Return the action called ``name``, its arguments left out or given as in the table."""
+    return next(a for a in ACTIONS if name in (a.name, a.name.partition("(")[0]))

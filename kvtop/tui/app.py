@@ -1,0 +1,627 @@
+"""KvtopApp: the console. Wires one attachment to the widgets, keys to actions, and owns start and stop.
+
+Facts go one way: a thread polls the attachment and posts ``ViewChanged``; the screen reads
+``attachment.view`` and hands values to widgets. Commands go the other way through one door,
+``attachment.operations``, on the command thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.filter import LineFilter
+from textual.screen import Screen
+
+from allocator.commands import (
+    Cancel,
+    Command,
+    Compact,
+    CompactGoal,
+    EvictCached,
+    Fork,
+    Pause,
+    Pin,
+    Resize,
+    Resume,
+    SetSpeed,
+    Step,
+    SwapIn,
+    SwapOut,
+    Unpin,
+    VerifyContents,
+    command_name,
+)
+from allocator.config import MAX_BLOCKS
+from allocator.ids import BlockFlag
+from allocator.plans import Outcome, Plan
+from kvtop.attachment import Attachment
+from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, KvtopError
+from kvtop.model import format as fmt
+from kvtop.model.view import View
+from kvtop.tui import cells
+from kvtop.tui.actions import Action, action_of, bindings
+from kvtop.tui.background import Background
+from kvtop.tui.look import BACKGROUND, AsciiFilter, Look, detect_look
+from kvtop.tui.messages import BackgroundCrashed, CommandFinished, Connected, ConnectFailed, PlanReady, ViewChanged
+from kvtop.tui.screens.ask import AskNumber
+from kvtop.tui.screens.help import HelpScreen
+from kvtop.tui.screens.sheet import ActionSheet, Choice, NumberField
+from kvtop.tui.widgets.block_map import BlockMap, BlockRef
+from kvtop.tui.widgets.header import Header
+from kvtop.tui.widgets.inspector import Inspector, InspectorLine, owner_of
+from kvtop.tui.widgets.panes import MIN_HEIGHT, MIN_WIDTH, EventLine, Events, Footer, TooSmall, Trends
+from kvtop.tui.widgets.sequences import Sequences
+
+#: Seconds between two updates of tables and numbers; the map follows every view.
+_PANES_EVERY_S: Final = 0.25
+#: Seconds a note stays on the event line.
+_NOTE_S: Final = 8.0
+#: Readings a second while the engine is lost.
+_LOST_HZ: Final = 2.0
+#: What quitting may take: for the threads to end, and for the engine to be let go.
+_STOP_THREADS_S: Final = 0.5
+_STOP_ENGINE_S: Final = 1.2
+#: Virtual seconds a real second: how slow and how fast the keys go before ``max``.
+_SLOWEST, _FASTEST = 1 / 64, 1024.0
+
+_GOALS: Final[tuple[tuple[str, CompactGoal], ...]] = (
+    ("pack low", "pack-low"),
+    ("longest run", "longest-run"),
+    ("by sequence", "by-sequence"),
+)
+
+
+class KvtopApp(App[None]):
+    """The console on one engine.
+
+    Args:
+        connect: Gives the attachment; may take seconds, runs beside the first frame. A ``KvtopError`` ends the
+            console with its exit code and text.
+        restart: Gives a new attachment after the engine was lost; ``None`` when that is not on offer.
+        refresh_hz: Readings a second.
+        ascii_only: Write ASCII characters only.
+        auto_poll: Read by itself; without it, ``poll_once`` takes one step by hand.
+        clock: Monotonic seconds, the same as the attachment's.
+    """
+
+    TITLE = "kvtop"
+    ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = "BlockMap"
+    BINDINGS: ClassVar[list[BindingType]] = bindings()
+    HORIZONTAL_BREAKPOINTS = [(0, "-thin"), (MIN_WIDTH, "-narrow"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (MIN_HEIGHT, "-short"), (32, "-tall")]  # noqa: RUF012
+    CSS = f"""
+    Screen {{ background: {BACKGROUND}; layout: vertical; overflow: hidden; }}
+    Screen:ansi {{ background: ansi_default; }}
+    ModalScreen {{ background: {BACKGROUND} 55%; }}
+    ModalScreen:ansi {{ background: transparent; }}
+    #body {{ height: 1fr; }}
+    #left {{ width: 1fr; }}
+    #right {{ width: 46; margin-left: 1; display: none; }}
+    #bottom {{ height: 6; display: none; }}
+    #trends {{ width: 1fr; }}
+    #events {{ width: 1fr; margin-left: 1; }}
+    BlockMap {{ height: 1fr; }}
+    #list {{ display: none; height: 1fr; }}
+    #log {{ display: none; height: 1fr; }}
+    TooSmall {{ display: none; height: 1fr; }}
+    .-wide #right, .-huge #right {{ display: block; }}
+    .-huge #right {{ width: 42%; }}
+    .-wide.-tall #bottom, .-huge.-tall #bottom {{ display: block; }}
+    .-wide InspectorLine, .-huge InspectorLine {{ display: none; }}
+    .-narrow.-see-sequences #map, .-narrow.-see-events #map {{ display: none; }}
+    .-narrow.-see-sequences #list, .-narrow.-see-events #log {{ display: block; }}
+    .-wide.-short.-see-events #map, .-huge.-short.-see-events #map {{ display: none; }}
+    .-wide.-short.-see-events #log, .-huge.-short.-see-events #log {{ display: block; }}
+    .-thin Header, .-flat Header, .-thin #body, .-flat #body, .-thin #bottom, .-flat #bottom {{ display: none; }}
+    .-thin InspectorLine, .-flat InspectorLine, .-thin EventLine, .-flat EventLine {{ display: none; }}
+    .-thin Footer, .-flat Footer {{ display: none; }}
+    .-thin TooSmall, .-flat TooSmall {{ display: block; }}
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Attachment],
+        *,
+        restart: Callable[[], Attachment] | None = None,
+        refresh_hz: float = 10.0,
+        ascii_only: bool = False,
+        auto_poll: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.look: Look = detect_look(ascii_only)
+        # Sixteen colours and none are the terminal's own; the framework would turn them into shades of its theme.
+        super().__init__(ansi_color=self.look.depth != "rgb")
+        self.attachment: Attachment | None = None
+        self.selected: int | None = None
+        self.clock = clock
+        self._connect = connect
+        self._restart = restart
+        self._refresh_hz = refresh_hz
+        self._auto_poll = auto_poll
+        self._background = Background(lambda error: self._post(BackgroundCrashed(error)))
+        self._drawn = threading.Event()
+        self._polling: threading.Event | None = None
+        self._panes_at_s: float | None = None
+        self._note_until_s = 0.0
+        self._busy = False
+        self._ascii = AsciiFilter() if self.look.ascii_only else None
+
+    def get_line_filters(self) -> list[LineFilter]:
+        filters = list(super().get_line_filters())
+        return [*filters, self._ascii] if self._ascii else filters
+
+    # Screen ---------------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        look = self.look
+        yield Header(look)
+        with Horizontal(id="body"):
+            with Vertical(id="left"):
+                yield BlockMap(look, id="map")
+                yield Sequences(look, id="list")
+                yield Events(look, id="log")
+            with Vertical(id="right"):
+                yield Inspector(look, id="inspector")
+                yield Sequences(look, id="sequences")
+        with Horizontal(id="bottom"):
+            yield Trends(look, id="trends")
+            yield Events(look, id="events")
+        yield InspectorLine(look)
+        yield EventLine(look)
+        yield Footer(look, self.refusal)
+        yield TooSmall(look)
+
+    def on_mount(self) -> None:
+        self._listen_to_signals()
+        self.set_interval(0.5, self._tick)
+        self.call_after_refresh(self._start, self._connect)
+
+    def _listen_to_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None:
+                with contextlib.suppress(NotImplementedError):
+                    loop.add_signal_handler(number, self.action_interrupt)
+
+    @property
+    def view(self) -> View:
+        """The current view; an empty one before the engine answered."""
+        return self.attachment.view if self.attachment else View(source="")
+
+    @property
+    def main(self) -> BlockMap:
+        """The map."""
+        return self._base.query_one("#map", BlockMap)
+
+    @property
+    def _base(self) -> Screen[Any]:
+        """The screen with the panes, whatever dialog is above it."""
+        return self.screen_stack[0]
+
+    # Connecting and polling -----------------------------------------------------------------------------------------
+
+    def _start(self, connect: Callable[[], Attachment]) -> None:
+        def work() -> None:
+            try:
+                attachment = connect()
+            except Exception as error:
+                self._post(ConnectFailed(error))
+                return
+            if self._background.stopping.is_set() or not self._post(Connected(attachment)):
+                attachment.close()
+
+        self._background.start("connect", work)
+
+    def on_connected(self, message: Connected) -> None:
+        self.attachment = message.attachment
+        if self._busy:
+            self._busy = False
+            self.say("a new engine runs", "good")
+        self.selected = None
+        self.main.say("reading the first block map…")
+        self._look_at()
+        if self._auto_poll:
+            stop = self._polling = threading.Event()
+            attachment = message.attachment
+            self._background.start("poll", lambda: self._poll_loop(attachment, stop))
+        self._show(everything=True)
+
+    def on_connect_failed(self, message: ConnectFailed) -> None:
+        error = message.error
+        if self.attachment is not None:
+            self._busy = False
+            self.say(f"restart failed: {_reason(error)}", "bad")
+            return
+        code = error.exit_code if isinstance(error, KvtopError) else EXIT_FAILED
+        self.exit(return_code=code, message=Text(f"kvtop: {_reason(error)}"))
+
+    def on_background_crashed(self, message: BackgroundCrashed) -> None:
+        self.exit(return_code=EXIT_FAILED, message=Text(f"kvtop: {_reason(message.error)}"))
+
+    def _poll_loop(self, attachment: Attachment, stop: threading.Event) -> None:
+        stopping = self._background.stopping
+        while not stopping.is_set() and not stop.is_set():
+            started_s = time.monotonic()
+            view = attachment.poll()
+            if stop.is_set():
+                return
+            self._drawn.clear()
+            if not self._post(ViewChanged()):
+                return
+            # A slow terminal is sent fewer frames, rather than a queue of them.
+            self._drawn.wait(1.0)
+            pause_s = 1 / (self._refresh_hz if view.error is None else min(_LOST_HZ, self._refresh_hz))
+            stopping.wait(max(0.005, pause_s - (time.monotonic() - started_s)))
+
+    async def poll_once(self) -> None:
+        """Read once and draw the reading: the step of a console without ``auto_poll``."""
+        if self.attachment is not None:
+            self.attachment.poll()
+            self._show(everything=True)
+
+    def on_view_changed(self) -> None:
+        self._show(everything=self._panes_at_s is None or self.clock() - self._panes_at_s >= _PANES_EVERY_S)
+        self._drawn.set()
+
+    def _tick(self) -> None:
+        """Keep ages true while no view comes, and give the event line back."""
+        if self._auto_poll and self.view.read_at_s is not None and self.clock() - self.view.read_at_s > 1.0:
+            self._show_header()
+        if self._note_until_s and self.clock() > self._note_until_s:
+            self.say("")
+
+    def _post(self, message: ViewChanged | Connected | ConnectFailed | CommandFinished | BackgroundCrashed) -> bool:
+        """Post from any thread; false once the screen is gone."""
+        try:
+            return self.post_message(message)
+        except RuntimeError:
+            return False
+
+    # Drawing --------------------------------------------------------------------------------------------------------
+
+    def _show(self, everything: bool) -> None:
+        view = self.view
+        self._forget_gone_sequence(view)
+        self.main.show(view, f"sequence {self.selected}" if self.selected is not None else "")
+        if everything or view.error is not None:
+            self._panes_at_s = self.clock()
+            self._show_header()
+            self._show_panes()
+
+    def _show_header(self) -> None:
+        self._base.query_one(Header).show(self.view, self.clock(), self._restart is not None)
+
+    def _show_panes(self) -> None:
+        view, base = self.view, self._base
+        for table in base.query(Sequences):
+            table.show(view, self.selected)
+        for events in base.query(Events):
+            events.show(view)
+        base.query_one(Trends).show(view)
+        base.query_one(EventLine).show(view)
+        base.query_one(TooSmall).show(view)
+        base.query_one(Footer).redraw()
+        self._show_inspector()
+
+    def _show_inspector(self) -> None:
+        view, block = self.view, self.main.under
+        self._base.query_one(Inspector).show(view, block, self.selected)
+        self._base.query_one(InspectorLine).show(view, block)
+
+    def _forget_gone_sequence(self, view: View) -> None:
+        if self.selected is None or view.snapshot is None or view.focus_table is not None:
+            return
+        if all(row.seq_id != self.selected for row in view.snapshot.sequences):
+            self.say(f"sequence {self.selected} has ended")
+            self.selected = None
+            self._look_at()
+
+    def say(self, note: str, style: str = "text") -> None:
+        """Show a note on the event line for a while."""
+        self._note_until_s = self.clock() + _NOTE_S if note else 0.0
+        self._base.query_one(EventLine).say(note, style)
+
+    def on_block_map_pointed(self) -> None:
+        self._look_at()
+        self._show_inspector()
+
+    def _look_at(self) -> None:
+        if self.attachment is not None:
+            block = self.main.under
+            self.attachment.look_at(seq_id=self.selected, block_id=block.block_id if block.tier == "device" else None)
+
+    def on_sequences_chosen(self, message: Sequences.Chosen) -> None:
+        self.choose(message.seq_id)
+
+    def choose(self, seq_id: int | None) -> None:
+        """Select a sequence, whose blocks the map lights up, or none."""
+        self.selected = seq_id
+        self._look_at()
+        self._show(everything=True)
+
+    # Looking --------------------------------------------------------------------------------------------------------
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen(self.look, self.refusal))
+
+    def action_move(self, way: str) -> None:
+        focused = self.focused
+        target = focused if isinstance(focused, (Sequences, Events)) else self.main
+        target.move(way)
+
+    def action_select(self) -> None:
+        if isinstance(self.focused, Sequences):
+            if self.focused.cursor is not None:
+                self.choose(self.focused.cursor)
+            return
+        holders = owner_of(self.view, self.main.cursor)
+        if not holders:
+            self.say("no sequence is known to hold this block")
+            return
+        # Enter again goes on to the next holder of a shared block.
+        at = holders.index(self.selected) + 1 if self.selected in holders else 0
+        self.choose(holders[at % len(holders)])
+
+    def action_deselect(self) -> None:
+        if self._base.has_class("-see-sequences") or self._base.has_class("-see-events"):
+            self.action_show("map")
+        elif self.selected is not None:
+            self.choose(None)
+        else:
+            self.main.focus()
+
+    def action_zoom(self) -> None:
+        order = cells.ZOOMS
+        self.main.set_zoom(order[(order.index(self.main.zoom) + 1) % len(order)])
+        names = {"fit": "all blocks", "dense": "one block half a cell", "glyph": "one block a cell"}
+        self.say(f"map: {names[self.main.zoom]}")
+
+    def action_go_to_block(self) -> None:
+        tier = self.main.cursor.tier
+        shown = self.view.device if tier == "device" else self.view.host
+        if shown is None:
+            self.say("there is no map yet")
+            return
+
+        def go(block_id: int | None) -> None:
+            if block_id is not None:
+                self.main.put_cursor(BlockRef(tier, block_id))
+
+        self.push_screen(AskNumber(self.look, f"Go to {tier} block", shown.arrays.num_blocks - 1), go)
+
+    def action_show(self, what: str) -> None:
+        base = self._base
+        base.set_class(what == "sequences", "-see-sequences")
+        base.set_class(what == "events", "-see-events")
+        names = {"map": ("#map",), "sequences": ("#sequences", "#list"), "events": ("#events", "#log")}
+
+        def focus() -> None:
+            for selector in names[what]:
+                widget = base.query_one(selector)
+                if widget.size.height and widget.size.width:
+                    widget.focus()
+                    return
+
+        self.call_after_refresh(focus)
+
+    # Commands -------------------------------------------------------------------------------------------------------
+
+    def refusal(self, action: Action) -> str | None:
+        """Return why ``action`` cannot be done on this engine; ``None`` when it can, or may yet."""
+        if not action.operates or self.attachment is None:
+            return None
+        return self.attachment.source.missing.get("operations")
+
+    def _may(self, name: str) -> Attachment | None:
+        """Return the attachment if the action is on offer; else say why not."""
+        if self.attachment is None or self.view.snapshot is None:
+            self.say("the engine is still starting")
+            return None
+        reason = self.refusal(action_of(name))
+        if reason is not None:
+            self.say(f"refused: {reason}", "bad")
+            return None
+        return self.attachment
+
+    def _apply(self, command: Command) -> None:
+        attachment = self.attachment
+        if attachment is None:
+            return
+
+        def work() -> None:
+            try:
+                outcome = attachment.operations.apply(command)
+            except Exception as error:
+                outcome = Outcome(ok=False, message=_reason(error))
+            self._post(CommandFinished(command, outcome))
+
+        if not self._background.submit(work):
+            self.say("too many commands are waiting", "bad")
+
+    def on_command_finished(self, message: CommandFinished) -> None:
+        outcome = message.outcome
+        if outcome.ok:
+            took = f" in {fmt.seconds(outcome.seconds)}" if outcome.seconds and outcome.moved_blocks else ""
+            self.say(f"{outcome.message}{took}", "good")
+        else:
+            self.say(f"refused: {outcome.message}", "bad")
+
+    def _open_sheet(self, name: str, title: str, offer: Command | list[Choice] | NumberField) -> None:
+        attachment = self._may(name)
+        if attachment is None:
+            return
+
+        def ask(sheet: ActionSheet, request: int, command: Command) -> None:
+            def work() -> None:
+                if not sheet.wants(request):
+                    return
+                try:
+                    plan = attachment.operations.plan(command)
+                except Exception as error:
+                    plan = Plan(summary=command_name(command), refusal=_reason(error))
+                with contextlib.suppress(RuntimeError):
+                    sheet.post_message(PlanReady(request, plan))
+
+            if not self._background.submit(work):
+                sheet.post_message(PlanReady(request, Plan("busy", refusal="too many commands are waiting")))
+
+        def answer(command: Command | None) -> None:
+            if command is not None:
+                self.say(f"{command_name(command)}…")
+                self._apply(command)
+
+        self.push_screen(ActionSheet(self.look, title, offer, ask), answer)
+
+    def action_pause(self) -> None:
+        if self._may("pause"):
+            snapshot = self.view.snapshot
+            self._apply(Resume() if snapshot and snapshot.phase == "paused" else Pause())
+
+    def action_step(self) -> None:
+        if self._may("step"):
+            if self.view.snapshot and self.view.snapshot.phase == "paused":
+                self._apply(Step(1))
+            else:
+                self.say("pause first (space), then step")
+
+    def action_speed(self, way: str) -> None:
+        if self._may("speed") is None or self.view.snapshot is None:
+            return
+        self._apply(SetSpeed(next_speed(self.view.snapshot.speed, way)))
+
+    def _sequence_for(self, name: str) -> int | None:
+        """Return the sequence that an action means: the selected one, else the row under the table's cursor."""
+        if self._may(name) is None:
+            return None
+        if self.selected is not None:
+            return self.selected
+        if isinstance(self.focused, Sequences) and self.focused.cursor is not None:
+            return self.focused.cursor
+        self.say("select a sequence first: Enter on a row, or on one of its blocks")
+        return None
+
+    def action_swap_out(self) -> None:
+        if (seq_id := self._sequence_for("swap_out")) is not None:
+            self._open_sheet("swap_out", f"Swap out sequence {seq_id}", SwapOut(seq_id))
+
+    def action_swap_in(self) -> None:
+        if (seq_id := self._sequence_for("swap_in")) is not None:
+            self._open_sheet("swap_in", f"Swap in sequence {seq_id}", SwapIn(seq_id))
+
+    def action_fork(self) -> None:
+        if (seq_id := self._sequence_for("fork")) is not None:
+            self._open_sheet("fork", f"Fork sequence {seq_id}", Fork(seq_id))
+
+    def action_cancel(self) -> None:
+        if (seq_id := self._sequence_for("cancel")) is not None:
+            self._open_sheet("cancel", f"Cancel sequence {seq_id}", Cancel(seq_id))
+
+    def action_compact(self) -> None:
+        self._open_sheet("compact", "Compact the device pool", [Choice(n, Compact(goal)) for n, goal in _GOALS])
+
+    def action_resize(self) -> None:
+        total = self.view.device.numbers.total if self.view.device else 0
+
+        def make(text: str) -> Command | str:
+            if not text:
+                return "type the new number of blocks"
+            number = int(text)
+            if not 1 <= number <= MAX_BLOCKS:
+                return f"{fmt.count(number)}: from 1 to {fmt.count(MAX_BLOCKS)} blocks"
+            return f"the pool has {fmt.count(number)} blocks" if number == total else Resize(number)
+
+        field = NumberField("blocks", str(total), make, "type the new size")
+        self._open_sheet("resize", f"Resize the device pool of {fmt.blocks(total)}", field)
+
+    def action_evict(self) -> None:
+        def make(text: str) -> Command | str:
+            if not text:
+                return EvictCached(None)
+            return EvictCached(int(text)) if int(text) >= 1 else "0: at least 1 block, or nothing typed for all"
+
+        self._open_sheet("evict", "Evict cached blocks", NumberField("blocks", "", make, "nothing typed: all of them"))
+
+    def action_pin(self) -> None:
+        block, device = self.main.cursor, self.view.device
+        if block.tier != "device":
+            self.say("only device blocks can be pinned")
+            return
+        pinned = device is not None and bool(int(device.arrays.flags[block.block_id]) & BlockFlag.PINNED)
+        command: Command = Unpin((block.block_id,)) if pinned else Pin((block.block_id,))
+        self._open_sheet("pin", f"{'Unpin' if pinned else 'Pin'} block {block.block_id}", command)
+
+    def action_verify(self) -> None:
+        self._open_sheet("verify", "Verify laws and contents", VerifyContents())
+
+    # Start and stop -------------------------------------------------------------------------------------------------
+
+    def action_restart(self) -> None:
+        if self.view.error is None:
+            self.say("the engine is there; nothing to restart")
+        elif self._restart is None:
+            self.say("this engine was not started here, so it cannot be restarted here", "bad")
+        elif not self._busy:
+            self._busy = True
+            self.say("restarting the engine…")
+            if self._polling is not None:
+                self._polling.set()
+            lost, restart = self.attachment, self._restart
+
+            def again() -> Attachment:
+                if lost is not None:
+                    lost.close()
+                return restart()
+
+            self._start(again)
+
+    async def action_quit(self) -> None:
+        self.exit()
+
+    def action_interrupt(self) -> None:
+        """Leave at once, by Ctrl-C or a signal."""
+        self.exit(return_code=EXIT_INTERRUPTED)
+
+    async def on_unmount(self) -> None:
+        """Stop the threads and let the engine go, within two seconds even if it hangs."""
+        attachment = self.attachment
+
+        def close() -> None:
+            if attachment is not None:
+                attachment.close()
+
+        closing = threading.Thread(target=close, name="kvtop-close", daemon=True)
+        self._background.stopping.set()
+        self._drawn.set()
+        closing.start()
+        await asyncio.to_thread(self._background.stop, _STOP_THREADS_S)
+        await asyncio.to_thread(closing.join, _STOP_ENGINE_S)
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error's text; one that is not ours is an internal fault and says its kind too."""
+    return str(error) if isinstance(error, KvtopError) else f"internal fault: {type(error).__name__}: {error}"
+
+
+def next_speed(speed: float | None, way: str) -> float | None:
+    """Return the speed after a key: doubled or halved within bounds, ``None`` (no pace) above the fastest."""
+    if way == "max":
+        return None
+    if speed is None:
+        return None if way == "up" else _FASTEST
+    if way == "down":
+        return max(_SLOWEST, speed / 2)
+    return None if speed >= _FASTEST else speed * 2

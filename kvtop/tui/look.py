@@ -1,0 +1,162 @@
+"""Look: which colours and characters this terminal gets. Owns every style of the panes.
+
+The map's colours run from dark to light along a colour-blind-safe ramp, so that states and reference
+counts can be told apart by lightness alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rich.cells import cell_len
+from rich.color import Color as RichColor
+from rich.console import Console
+from rich.segment import Segment
+from rich.style import Style
+from textual.color import Color
+from textual.filter import LineFilter
+
+Depth = Literal["none", "ansi", "rgb"]
+Rgb = tuple[int, int, int]
+
+BACKGROUND: Final = "#0d1117"
+
+_RGB: Final = {
+    "text": "#c9d1d9",
+    "dim": "#7d8590",
+    "faint": "#484f58",
+    "label": "#58a6c7",
+    "value": "bold #f0f6fc",
+    "title": "bold #e6edf3",
+    "rule": "#30363d",
+    "rule-focus": "#2f81a7",
+    "good": "#5ec962",
+    "warn": "#e3b341",
+    "bad": "bold #ff7b72",
+    "badge-good": "bold #0d1117 on #3fb950",
+    "badge-warn": "bold #0d1117 on #e3b341",
+    "badge-bad": "bold #ffffff on #b62324",
+    "badge-dim": "bold #0d1117 on #7d8590",
+    "key": "bold #e3b341",
+    "bar": "#21918c",
+    "bar-cached": "#4f62a3",
+    "bar-empty": "#30363d",
+    "spark": "#3d8fc4",
+    "row": "on #1f2a38",
+    "row-focus": "on #1f4b6e",
+    "chosen": "bold #f5e663",
+}
+_ANSI: Final = {
+    "text": "",
+    "dim": "",
+    "faint": "bright_black",
+    "label": "cyan",
+    "value": "bold",
+    "title": "bold",
+    "rule": "bright_black",
+    "rule-focus": "cyan",
+    "good": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "badge-good": "black on green",
+    "badge-warn": "black on yellow",
+    "badge-bad": "bold white on red",
+    "badge-dim": "black on white",
+    "key": "bold yellow",
+    "bar": "cyan",
+    "bar-cached": "blue",
+    "bar-empty": "bright_black",
+    "spark": "cyan",
+    "row": "reverse",
+    "row-focus": "bold reverse",
+    "chosen": "bold yellow",
+}
+#: Without colour the weight of the type carries the meaning.
+_NONE: Final = {
+    **dict.fromkeys(_RGB, ""),
+    "value": "bold",
+    "title": "bold",
+    "bad": "bold reverse",
+    "badge-good": "bold",
+    "badge-warn": "bold reverse",
+    "badge-bad": "bold reverse",
+    "badge-dim": "bold",
+    "key": "bold",
+    "row": "underline",
+    "row-focus": "reverse",
+    "chosen": "bold",
+}
+_STYLES: Final[Mapping[Depth, Mapping[str, Style]]] = {
+    "rgb": {name: Style.parse(text) for name, text in _RGB.items()},
+    "ansi": {name: Style.parse(text) for name, text in _ANSI.items()},
+    "none": {name: Style.parse(text) for name, text in _NONE.items()},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one terminal is drawn.
+
+    Attributes:
+        depth: ``rgb`` (truecolor and 256 colours), ``ansi`` (16 colours) or ``none`` (``NO_COLOR``).
+        ascii_only: Whether only ASCII characters may be written.
+    """
+
+    depth: Depth = "rgb"
+    ascii_only: bool = False
+
+    @property
+    def glyphs_only(self) -> bool:
+        """Whether the map must be readable by its characters, since half blocks would not be."""
+        return self.depth == "none" or self.ascii_only
+
+    def style(self, name: str) -> Style:
+        """Return the style of that name."""
+        return _STYLES[self.depth][name]
+
+
+def detect_look(ascii_only: bool = False) -> Look:
+    """Return what the environment and the terminal's encoding allow."""
+    encoding = (getattr(sys.__stdout__, "encoding", None) or "ascii").lower().replace("-", "")
+    ascii_only = ascii_only or encoding != "utf8"
+    if os.environ.get("NO_COLOR"):
+        return Look("none", ascii_only)
+    system = Console(force_terminal=True, legacy_windows=False).color_system
+    depth: Depth = "none" if system is None else "ansi" if system == "standard" else "rgb"
+    return Look(depth, ascii_only)
+
+
+_ASCII: Final = str.maketrans("─━│╭╮╰╯·—–…×→←↑↓█▒░▁▂▃▄▅▆▇▀", "--|++++.--~x><^v#+._.-=+*%#")
+
+
+class AsciiFilter(LineFilter):
+    """Writes every line in ASCII alone: known signs by their likeness, all else as ``?``."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment if segment.text.isascii() else Segment(_to_ascii(segment.text), segment.style, segment.control)
+            for segment in segments
+        ]
+
+
+def _to_ascii(text: str) -> str:
+    return "".join(c if c.isascii() else "?" * cell_len(c) for c in text.translate(_ASCII))
+
+
+def blend(parts: list[tuple[float, Rgb]]) -> Rgb:
+    """Return the mean of colours by weight, mixed as light is so that the middle does not darken."""
+    total = sum(weight for weight, _ in parts) or 1.0
+    r, g, b = (
+        round((sum(weight * (rgb[i] / 255) ** 2.2 for weight, rgb in parts) / total) ** (1 / 2.2) * 255)
+        for i in range(3)
+    )
+    return r, g, b
+
+
+def rich_rgb(rgb: Rgb) -> RichColor:
+    """Return a colour for Rich styles."""
+    return RichColor.from_rgb(*rgb)

@@ -1,0 +1,61 @@
+"""Messages that the console's threads post to its screen. They carry facts; threads touch no widget."""
+
+from __future__ import annotations
+
+from textual.message import Message
+
+from allocator.commands import Command
+from allocator.plans import Outcome, Plan
+from kvtop.attachment import Attachment
+
+
+class Connected(Message):
+    """The engine answered: here is the attachment."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        super().__init__()
+        self.attachment = attachment
+
+
+class ConnectFailed(Message):
+    """There is no engine to show."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+class ViewChanged(Message):
+    """The attachment has a newer view. Carries nothing: read ``attachment.view``."""
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, ViewChanged)
+
+
+class PlanReady(Message):
+    """The plan that an action sheet asked for.
+
+    Attributes:
+        request: The sheet's number of the request; older answers are dropped.
+        plan: The plan, or why there is none, as a refusal.
+    """
+
+    def __init__(self, request: int, plan: Plan) -> None:
+        super().__init__()
+        self.request, self.plan = request, plan
+
+
+class CommandFinished(Message):
+    """A command was applied or refused; a far end that is gone is an outcome too."""
+
+    def __init__(self, command: Command, outcome: Outcome) -> None:
+        super().__init__()
+        self.command, self.outcome = command, outcome
+
+
+class BackgroundCrashed(Message):
+    """A task let an exception out: our bug."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error

@@ -1,0 +1,75 @@
+"""AskNumber: asks for one number that only moves the view, so Enter means yes."""
+
+from __future__ import annotations
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from kvtop.tui.look import Look
+from kvtop.tui.widgets.lines import line
+
+_MAX_DIGITS = 9
+
+
+class AskNumber(ModalScreen[int | None]):
+    """Answers with a number from 0 to ``highest``, or ``None``."""
+
+    DEFAULT_CSS = """
+    AskNumber { align: center middle; }
+    AskNumber > Vertical {
+        width: 46; max-width: 96%; height: auto; padding: 0 1;
+        border: round #2f81a7; background: #161b22;
+    }
+    AskNumber:ansi > Vertical { background: ansi_default; border: round ansi_cyan; }
+    """
+
+    def __init__(self, look: Look, title: str, highest: int) -> None:
+        super().__init__()
+        self.look = look
+        self.heading = title
+        self.highest = highest
+        self.typed = ""
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as pane:
+            pane.border_title = self.heading
+            yield Static(id="field")
+
+    def on_mount(self) -> None:
+        self._draw()
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with what was typed; empty when nothing is."""
+        return f"0 to {self.highest} only" if self.typed and int(self.typed) > self.highest else ""
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "ctrl+c":
+            return
+        event.stop()
+        event.prevent_default()
+        if event.key == "escape":
+            self.dismiss(None)
+        elif event.key == "enter":
+            if not self.problem:
+                self.dismiss(int(self.typed) if self.typed else None)
+        elif event.key in ("backspace", "ctrl+h"):
+            self.typed = self.typed[:-1]
+        elif (event.character or "").isdecimal() and (event.character or "").isascii():
+            self.typed = (self.typed + (event.character or ""))[:_MAX_DIGITS]
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self.is_attached:
+            return
+        look = self.look
+        text = line(("> ", look.style("dim")), (f" {self.typed or ' '} ", look.style("row-focus")))
+        text.append(f"  {self.problem or f'0 to {self.highest}'}", look.style("warn" if self.problem else "faint"))
+        text.append("\nEnter", look.style("key"))
+        text.append(" goes there   ", look.style("text"))
+        text.append("Esc", look.style("key"))
+        text.append(" stays", look.style("text"))
+        self.query_one("#field", Static).update(text)

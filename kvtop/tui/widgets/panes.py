@@ -1,0 +1,210 @@
+"""The small panes: trends, events, the event line, the footer, and the note that the terminal is too small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.text import Text
+from textual import events
+
+from allocator.events import Event
+from kvtop.model import format as fmt
+from kvtop.model.history import History
+from kvtop.model.view import View
+from kvtop.tui.actions import ACTIONS, Action
+from kvtop.tui.look import Look
+from kvtop.tui.widgets.lines import Lines, fit, line, rule, spark
+
+MIN_WIDTH, MIN_HEIGHT = 60, 16
+
+_EVENT_STYLES = {"fault": "bad", "refuse": "bad", "preempt": "warn", "evict": "warn", "command": "label"}
+
+
+class Trends(Lines):
+    """Sparklines of the last two minutes."""
+
+    def __init__(self, look: Look, *, id: str | None = None) -> None:
+        super().__init__(look, id=id)
+        self._history = History()
+
+    def show(self, view: View) -> None:
+        """Draw a view's history."""
+        self._history = view.history
+        self.redraw()
+
+    def build(self, width: int, height: int) -> list[Text]:
+        look, history = self.look, self._history
+        times = [t for t in history.get("at_s") if t is not None]
+        span = fmt.seconds(times[-1] - times[0]) if len(times) > 1 else fmt.UNKNOWN
+        lines = [rule(look, width, "Trends", [f"last {span}"])]
+        hits = hit_ratios(history)
+        waiting = history.get("waiting")
+        for label, values, text, top in (
+            ("used", history.get("usage"), fmt.percent(_last(history.get("usage"))), 1.0),
+            ("frag", history.get("external"), fmt.percent(_last(history.get("external"))), 1.0),
+            ("hit", hits, fmt.percent(_last(hits)), 1.0),
+            ("running", history.get("running"), fmt.short(_last(history.get("running"))), None),
+            ("waiting", waiting, fmt.short(_last(waiting)), None),
+        ):
+            entry = line((f" {label:<8}", look.style("dim")), (f"{text:>6} ", look.style("value")))
+            entry.append(spark(values, max(0, width - entry.cell_len - 1), top), look.style("spark"))
+            lines.append(entry)
+        return lines
+
+
+def hit_ratios(history: History) -> list[float | None]:
+    """Return the hit ratio between each two points of the history; ``None`` where nothing was asked."""
+    hits, queries = history.get("hit_blocks"), history.get("query_blocks")
+    ratios: list[float | None] = []
+    for i in range(1, len(hits)):
+        if None in (hits[i], hits[i - 1], queries[i], queries[i - 1]):
+            ratios.append(None)
+            continue
+        asked = queries[i] - queries[i - 1]  # type: ignore[operator]
+        ratios.append((hits[i] - hits[i - 1]) / asked if asked else None)  # type: ignore[operator]
+    return ratios
+
+
+def _last(values: tuple[float | None, ...] | list[float | None]) -> float | None:
+    return values[-1] if values else None
+
+
+def event_line(look: Look, event: Event, width: int) -> Text:
+    """Return one event: step, kind, text."""
+    text = line((f"{fmt.count(event.step):>9} ", look.style("dim")))
+    text.append(f"{event.kind:<13} ", look.style(_EVENT_STYLES.get(event.kind, "label")))
+    text.append(fit(event.text, max(0, width - text.cell_len)).rstrip(), look.style("text"))
+    return text
+
+
+class Events(Lines, can_focus=True):
+    """The latest events, newest first."""
+
+    def __init__(self, look: Look, *, id: str | None = None) -> None:
+        super().__init__(look, id=id)
+        self._events: tuple[Event, ...] = ()
+        self._top = 0
+
+    def show(self, view: View) -> None:
+        """Draw a view's events."""
+        if self._top and self._events and view.events:
+            # A reader who scrolled back keeps his place while new events arrive.
+            self._top += max(0, view.events[-1].number - self._events[-1].number)
+        self._events = view.events
+        self.redraw()
+
+    def move(self, way: str) -> None:
+        """Scroll; left and right do nothing."""
+        page = max(1, self.size.height - 2)
+        step = {"up": -1, "down": 1, "page_up": -page, "page_down": page, "first": -len(self._events)}
+        step |= {"last": len(self._events), "left": 0, "right": 0}
+        self._top += step[way]
+        self.redraw()
+
+    def build(self, width: int, height: int) -> list[Text]:
+        room = height - 1
+        self._top = max(0, min(self._top, len(self._events) - room))
+        newest_first = self._events[::-1]
+        notes = [f"{self._top} newer above"] if self._top else []
+        lines = [rule(self.look, width, "Events", notes, key="3", focused=self.has_focus)]
+        lines += [event_line(self.look, e, width) for e in newest_first[self._top : self._top + room]]
+        if not self._events:
+            lines.append(line((" no events yet", self.look.style("dim"))))
+        lines += [line()] * (height - len(lines))
+        return lines
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.move("down")
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.move("up")
+
+    def on_focus(self) -> None:
+        # The widget learns of its focus only after this handler.
+        self.call_later(self.redraw)
+
+    def on_blur(self) -> None:
+        self.call_later(self.redraw)
+
+
+class EventLine(Lines):
+    """One line: what the console has to say, else why the engine is lost, else the latest event."""
+
+    DEFAULT_CSS = "EventLine { height: 1; }"
+
+    def __init__(self, look: Look, *, id: str | None = None) -> None:
+        super().__init__(look, id=id)
+        self.note = ""
+        self._note_style = "text"
+        self._error: str | None = None
+        self._event: Event | None = None
+
+    def say(self, note: str, style: str = "text") -> None:
+        """Show a note in front of the events; an empty one gives the line back to them."""
+        self.note, self._note_style = note, style
+        self.redraw()
+
+    def show(self, view: View) -> None:
+        """Note the error and the latest event of a view."""
+        self._error = view.error
+        self._event = view.events[-1] if view.events else None
+        self.redraw()
+
+    def build(self, width: int, height: int) -> list[Text]:
+        if self.note:
+            return [line((fit(f" {self.note}", width).rstrip(), self.look.style(self._note_style)))]
+        if self._error is not None:
+            return [line((fit(f" engine lost: {self._error}", width).rstrip(), self.look.style("bad")))]
+        return [event_line(self.look, self._event, width) if self._event else line()]
+
+
+class Footer(Lines):
+    """The keys that count here, greyed where the engine takes no commands. Leaves out what does not fit whole."""
+
+    DEFAULT_CSS = "Footer { height: 1; }"
+
+    def __init__(self, look: Look, refusal: Callable[[Action], str | None]) -> None:
+        super().__init__(look)
+        self._refusal = refusal
+
+    def build(self, width: int, height: int) -> list[Text]:
+        text = line(" ")
+        room = width - 1
+        kept = []
+        for action in sorted((a for a in ACTIONS if a.rank), key=lambda a: a.rank):
+            room -= len(action.shown) + len(action.label) + 3
+            if room < -2:
+                break
+            kept.append(action)
+        for action in sorted(kept, key=ACTIONS.index):
+            self._key(text, action)
+        text.rstrip()
+        return [text]
+
+    def _key(self, text: Text, action: Action) -> None:
+        grey = self._refusal(action) is not None
+        text.append(action.shown, self.look.style("faint" if grey else "key"))
+        text.append(f" {action.label}  ", self.look.style("faint" if grey else "dim"))
+
+
+class TooSmall(Lines):
+    """What is needed, and the one number that must stay."""
+
+    def __init__(self, look: Look, *, id: str | None = None) -> None:
+        super().__init__(look, id=id)
+        self._used = fmt.UNKNOWN
+
+    def show(self, view: View) -> None:
+        """Note the usage of a view."""
+        self._used = fmt.percent(view.device.numbers.usage_ratio if view.device else None)
+        self.redraw()
+
+    def build(self, width: int, height: int) -> list[Text]:
+        size = self.app.size
+        said = f"kvtop needs {MIN_WIDTH}x{MIN_HEIGHT}, this terminal has {size.width}x{size.height}"
+        return [
+            line((fit(said, width).rstrip(), self.look.style("warn"))),
+            line(("used ", self.look.style("dim")), (self._used, self.look.style("value"))),
+        ]

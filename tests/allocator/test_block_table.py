@@ -1,0 +1,87 @@
+"""BlockTables against plain lists, through growth, repacking and reuse of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from allocator.block_table import BlockTables
+
+
+class TablesAgainstLists(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = BlockTables()
+        self.lists: dict[int, list[int]] = {}
+        self.written: dict[int, int] = {}
+
+    @rule(sizes=st.lists(st.sampled_from([0, 1, 3, 4, 5, 9, 40]), min_size=1, max_size=8), first=st.integers(0, 99))
+    def new_rows(self, sizes, first):
+        for size in sizes:
+            ids = list(range(first, first + size))
+            row = self.tables.new_row(np.array(ids, np.int64), 2 * size)
+            assert row not in self.lists
+            self.lists[row], self.written[row] = ids, 2 * size
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data())
+    def drop_rows(self, data):
+        for row in data.draw(st.lists(st.sampled_from(sorted(self.lists)), unique=True, min_size=1)):
+            self.tables.drop_row(row)
+            del self.lists[row], self.written[row]
+
+    @precondition(lambda self: self.lists)
+    @rule(data=st.data(), first=st.integers(0, 99), times=st.integers(1, 12))
+    def append(self, data, first, times):
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.lists)), unique=True, min_size=1))
+        for i in range(times):
+            ids = [(first + i + j) % 100 for j in range(len(rows))]
+            self.tables.append(np.array(rows), np.array(ids))
+            for row, block in zip(rows, ids, strict=True):
+                self.lists[row].append(block)
+
+    @precondition(lambda self: any(self.lists.values()))
+    @rule(data=st.data(), block=st.integers(0, 99))
+    def set_last(self, data, block):
+        filled = [row for row, ids in self.lists.items() if ids]
+        rows = data.draw(st.lists(st.sampled_from(filled), unique=True, min_size=1))
+        assert self.tables.last(np.array(rows)).tolist() == [self.lists[r][-1] for r in rows]
+        self.tables.set_last(np.array(rows), np.full(len(rows), block))
+        for row in rows:
+            self.lists[row][-1] = block
+
+    @rule(shift=st.integers(0, 99))
+    def rename(self, shift):
+        self.tables.rename((np.arange(140) + shift) % 100)
+        self.lists = {row: [(b + shift) % 100 for b in ids] for row, ids in self.lists.items()}
+
+    @invariant()
+    def same(self):
+        rows = sorted(self.lists)
+        assert self.tables.rows().tolist() == rows
+        assert [self.tables.table(r).tolist() for r in rows] == [self.lists[r] for r in rows]
+        assert self.tables.num_tokens[rows].tolist() == [self.written[r] for r in rows]
+        row, position, block = (a.tolist() for a in self.tables.entries())
+        expected = [(r, i, b) for r in rows for i, b in enumerate(self.lists[r])]
+        assert list(zip(row, position, block, strict=True)) == expected
+
+
+TestTablesAgainstLists = TablesAgainstLists.TestCase
+
+
+def test_memory_stays_in_proportion_when_rows_come_and_go():
+    tables = BlockTables()
+    for i in range(3000):
+        row = tables.new_row(np.arange(i % 50), 0)
+        tables.append(np.full(1, row), np.array([7]))
+        tables.drop_row(row)
+    assert len(tables._arena) <= 512
+    assert len(tables.num_blocks) == 16
+
+
+def test_many_rows_at_once():
+    tables = BlockTables()
+    rows = [tables.new_row(np.array([i]), 1) for i in range(100)]
+    assert sorted(rows) == list(range(100))
+    assert [int(tables.table(r)[0]) for r in rows] == list(range(100))

@@ -1,0 +1,49 @@
+"""A console of its own process, for tests of start and stop: ``console_child.py MODE``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from tui_fakes import FakeOperations, FocusedSource, scripted_observation
+
+from kvtop.attachment import Attachment
+from kvtop.model.observation import Focus, Observation
+from kvtop.tui.app import KvtopApp
+
+
+class _Source(FocusedSource):
+    """Reads well three times, and then hangs or fails as the mode says."""
+
+    mode = sys.argv[1]
+
+    def read(self, focus: Focus, timeout_s: float) -> Observation:
+        if len(self.asked) >= 3 and self.mode == "hang":
+            threading.Event().wait(60)
+        if len(self.asked) >= 3 and self.mode == "fault":
+            raise ZeroDivisionError("a fault in the poll thread")
+        return super().read(focus, timeout_s)
+
+    def close(self) -> None:
+        if self.mode == "close-hang":
+            threading.Event().wait(60)
+
+
+class _App(KvtopApp):
+    def on_view_changed(self) -> None:
+        super().on_view_changed()
+        if _Source.mode == "screen-fault":
+            raise ZeroDivisionError("a fault in the screen")
+
+
+def _connect() -> Attachment:
+    if _Source.mode == "slow":
+        threading.Event().wait(60)
+    return Attachment(_Source([scripted_observation()]), FakeOperations(), time.monotonic)
+
+
+app = _App(_connect)
+app.run()
+print("torch loaded:", "torch" in sys.modules)
+sys.exit(app.return_code)

@@ -1,0 +1,489 @@
+"""Every action of the table, driven by its key."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tui_fakes import TABLES, FakeOperations, FocusedSource, console, scripted_observation
+
+from allocator.commands import (
+    Cancel,
+    Command,
+    Compact,
+    EvictCached,
+    Fork,
+    Pause,
+    Pin,
+    Resize,
+    Resume,
+    SetSpeed,
+    Step,
+    SwapIn,
+    SwapOut,
+    Unpin,
+    VerifyContents,
+)
+from allocator.plans import Outcome, Plan
+from kvtop.attachment import Attachment
+from kvtop.errors import SourceError
+from kvtop.tui.actions import ACTIONS
+from kvtop.tui.app import next_speed
+from kvtop.tui.messages import PlanReady
+from kvtop.tui.screens.ask import AskNumber
+from kvtop.tui.screens.help import HelpScreen
+from kvtop.tui.screens.sheet import ActionSheet
+from kvtop.tui.widgets.block_map import BlockRef
+from kvtop.tui.widgets.panes import Events
+from kvtop.tui.widgets.sequences import Sequences
+
+
+def _test_name(action_name: str) -> str:
+    return "test_action_" + "_".join(re.findall(r"\w+", action_name))
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda a: a.name)
+def test_every_action_has_a_test(action):
+    assert _test_name(action.name) in globals()
+
+
+def test_keys_and_names_are_unique():
+    keys = [key for action in ACTIONS for key in action.keys]
+    assert len(keys) == len(set(keys))
+    assert len({a.name for a in ACTIONS}) == len(ACTIONS)
+
+
+def test_capitals_act_and_lower_case_looks():
+    for action in ACTIONS:
+        for key in action.keys:
+            assert (len(key) == 1 and key.isupper()) == action.sheet
+        assert action.operates or not action.sheet
+
+
+async def _sheet_of(c, *keys: str) -> ActionSheet:
+    await c.press(*keys)
+    sheet = c.app.screen
+    assert isinstance(sheet, ActionSheet), c.note()
+    await c.until(lambda: sheet.plan is not None or bool(sheet.problem), "the plan")
+    return sheet
+
+
+async def _confirmed(c, expected: Command, *keys: str) -> None:
+    """Press the keys, check that nothing happens before ``y``, and that ``y`` applies the command."""
+    await _sheet_of(c, *keys)
+    assert c.operations.applied == []
+    assert c.operations.planned[-1] == expected
+    await c.press("y")
+    await c.until(lambda: "12 blocks moved" in c.note(), "the outcome")
+    assert c.operations.applied == [expected]
+    assert not isinstance(c.app.screen, ActionSheet)
+
+
+# Looking ------------------------------------------------------------------------------------------------------------
+
+
+async def test_action_help():
+    async with console() as c:
+        await c.press("question_mark")
+        assert isinstance(c.app.screen, HelpScreen)
+        text = c.app.screen.text().plain
+        for action in ACTIONS:
+            assert action.help in text
+        await c.press("escape")
+        assert not isinstance(c.app.screen, HelpScreen)
+        await c.press("f1")
+        assert isinstance(c.app.screen, HelpScreen)
+
+
+async def test_action_move_right():
+    async with console() as c:
+        await c.press("right", "l")
+        assert c.app.main.cursor == BlockRef("device", 2)
+
+
+async def test_action_move_left():
+    async with console() as c:
+        await c.press("right", "right", "left")
+        assert c.app.main.cursor == BlockRef("device", 1)
+        await c.press("h", "h", "h")
+        assert c.app.main.cursor == BlockRef("device", 0)
+
+
+async def test_action_move_down():
+    async with console() as c:
+        columns = c.app.main.scale.columns
+        await c.press("down", "j")
+        assert c.app.main.cursor == BlockRef("device", 2 * columns)
+
+
+async def test_action_move_up():
+    async with console() as c:
+        columns = c.app.main.scale.columns
+        await c.press("down", "down", "up")
+        assert c.app.main.cursor == BlockRef("device", columns)
+        await c.press("k", "k")
+        assert c.app.main.cursor == BlockRef("device", 0)
+
+
+async def test_action_move_page_down():
+    async with console(size=(80, 24)) as c:
+        await c.press("pagedown")
+        assert c.app.main.cursor.block_id > 0 or c.app.main.cursor.tier == "host"
+        await c.press("2", "pagedown")
+        assert c.app.query_one("#list", Sequences).cursor == 11
+
+
+async def test_action_move_page_up():
+    async with console() as c:
+        await c.press("end", "pageup")
+        assert c.app.main.cursor.block_id < 1023
+
+
+async def test_action_move_first():
+    async with console() as c:
+        await c.press("right", "down", "home")
+        assert c.app.main.cursor == BlockRef("device", 0)
+
+
+async def test_action_move_last():
+    async with console() as c:
+        await c.press("end")
+        assert c.app.main.cursor == BlockRef("device", 1023)
+        await c.press("down")
+        assert c.app.main.cursor.tier == "host"
+        await c.press("up")
+        assert c.app.main.cursor.tier == "device"
+
+
+async def test_action_focus_next():
+    async with console() as c:
+        assert c.app.focused is c.app.main
+        await c.press("tab")
+        assert isinstance(c.app.focused, Sequences)
+        await c.press("tab")
+        assert isinstance(c.app.focused, Events)
+        await c.press("tab")
+        assert c.app.focused is c.app.main
+
+
+async def test_action_select():
+    async with console() as c:
+        await c.press("tab", "j", "enter")
+        assert c.app.selected == 8
+        await c.poll()
+        assert c.source.asked[-1].seq_id == 8
+        assert c.app.view.focus_table.tolist() == list(TABLES[8])
+        assert "sequence 8: 56 blocks lit" in c.screen_text()
+        assert "sequence 8 running: 56 blocks, 16 shared" in c.text_of("#inspector")
+        assert "2: 40-55 300-339" in c.text_of("#inspector")
+
+
+async def test_select_on_the_map_goes_through_the_holders():
+    async with console() as c:
+        await c.point_at("device", 41)
+        await c.press("enter")
+        assert c.app.selected == 7
+        await c.press("enter")
+        assert c.app.selected == 8
+        await c.point_at("device", 3)
+        await c.press("enter")
+        assert "no sequence is known" in c.note()
+
+
+async def test_action_deselect():
+    async with console(size=(80, 24)) as c:
+        await c.press("2", "enter")
+        assert c.app.selected == 7
+        await c.press("escape")
+        assert c.app.main.size.height
+        assert c.app.selected == 7
+        await c.press("escape")
+        assert c.app.selected is None
+
+
+async def test_action_zoom():
+    async with console(size=(80, 24)) as c:
+        assert c.app.main.zoom == "fit"
+        await c.press("z")
+        assert (c.app.main.zoom, c.app.main.scale.per_cell, c.app.main.scale.halves) == ("dense", 1, True)
+        await c.press("z")
+        assert (c.app.main.zoom, c.app.main.scale.per_cell, c.app.main.scale.halves) == ("glyph", 1, False)
+        await c.press("z")
+        assert c.app.main.zoom == "fit"
+
+
+async def test_action_go_to_block():
+    async with console() as c:
+        await c.press("g", "1", "2", "0", "enter")
+        assert c.app.main.cursor == BlockRef("device", 120)
+        await c.poll()
+        assert "pinned" in c.text_of("#inspector")
+        await c.press("g", "9", "9", "9", "9")
+        assert isinstance(c.app.screen, AskNumber)
+        assert c.app.screen.problem == "0 to 1023 only"
+        await c.press("enter")
+        assert isinstance(c.app.screen, AskNumber)
+        await c.press("escape")
+        assert c.app.main.cursor == BlockRef("device", 120)
+
+
+async def test_action_show_sequences():
+    async with console(size=(80, 24)) as c:
+        await c.press("2")
+        assert c.app.focused is c.app.query_one("#list")
+        assert "TOKENS" in c.screen_text()
+
+
+async def test_action_show_map():
+    async with console(size=(80, 24)) as c:
+        await c.press("2", "1")
+        assert c.app.focused is c.app.main
+
+
+async def test_action_show_events():
+    async with console(size=(80, 24)) as c:
+        await c.press("3")
+        assert c.app.focused is c.app.query_one("#log")
+        assert "block 311, idle 82 steps" in c.screen_text()
+
+
+# Running ------------------------------------------------------------------------------------------------------------
+
+
+async def test_action_pause():
+    source = FocusedSource([scripted_observation(), scripted_observation(phase="paused", first_event=3)])
+    async with console(source=source) as c:
+        await c.press("space")
+        await c.until(lambda: c.operations.applied == [Pause()], "the pause")
+        await c.poll()
+        assert "PAUSED" in c.text_of("Header")
+        await c.press("space")
+        await c.until(lambda: c.operations.applied == [Pause(), Resume()], "the resume")
+
+
+async def test_action_step():
+    source = FocusedSource([scripted_observation(), scripted_observation(phase="paused", first_event=3)])
+    async with console(source=source) as c:
+        await c.press("full_stop")
+        assert "pause first" in c.note()
+        await c.poll()
+        await c.press("full_stop")
+        await c.until(lambda: c.operations.applied == [Step(1)], "the step")
+
+
+async def test_action_speed_up():
+    async with console() as c:
+        await c.press("plus")
+        await c.until(lambda: c.operations.applied == [SetSpeed(2.0)], "the speed")
+
+
+async def test_action_speed_down():
+    async with console() as c:
+        await c.press("minus")
+        await c.until(lambda: c.operations.applied == [SetSpeed(0.5)], "the speed")
+
+
+async def test_action_speed_max():
+    async with console() as c:
+        await c.press("m")
+        await c.until(lambda: c.operations.applied == [SetSpeed(None)], "the speed")
+
+
+@pytest.mark.parametrize(
+    ("speed", "way", "expected"),
+    [(1.0, "up", 2.0), (1024.0, "up", None), (None, "up", None), (None, "down", 1024.0), (1 / 64, "down", 1 / 64)],
+)
+def test_speeds_stay_within_bounds(speed, way, expected):
+    assert next_speed(speed, way) == expected
+
+
+# Acting -------------------------------------------------------------------------------------------------------------
+
+
+async def test_action_swap_out():
+    async with console() as c:
+        await c.press("S")
+        assert "select a sequence first" in c.note()
+        await c.press("tab", "enter")
+        await _confirmed(c, SwapOut(7), "S")
+
+
+async def test_action_swap_in():
+    async with console() as c:
+        await _confirmed(c, SwapIn(11), "tab", "end", "I")
+
+
+async def test_action_compact():
+    async with console() as c:
+        sheet = await _sheet_of(c, "C")
+        assert c.operations.planned == [Compact("pack-low")]
+        await c.press("right")
+        await c.until(lambda: len(c.operations.planned) == 2 and sheet.plan is not None, "the second plan")
+        text = sheet.text().plain
+        assert "copies 12 blocks (12.0 KiB), evicts 3 blocks, touches 2 sequences (7, 8)" in text
+        assert re.search(r"external fragmentation +61\.0% → 12\.0%", text)
+        await c.press("y")
+        await c.until(lambda: c.operations.applied == [Compact("longest-run")], "the command")
+
+
+async def test_action_resize():
+    async with console() as c:
+        sheet = await _sheet_of(c, "R")
+        assert sheet.problem == "the pool has 1,024 blocks"
+        await c.press("y")
+        assert c.app.screen is sheet
+        await c.press("0")
+        assert "from 1 to" in sheet.problem
+        await c.press("backspace", "5", "1", "2")
+        await c.until(lambda: sheet.plan is not None, "the plan")
+        await c.press("y")
+        await c.until(lambda: c.operations.applied == [Resize(512)], "the command")
+
+
+async def test_action_evict():
+    async with console() as c:
+        await _confirmed(c, EvictCached(None), "E")
+    async with console() as c:
+        await _confirmed(c, EvictCached(40), "E", "4", "0")
+
+
+async def test_action_fork():
+    async with console() as c:
+        await c.press("tab", "enter")
+        await _confirmed(c, Fork(7), "F")
+
+
+async def test_action_cancel():
+    async with console() as c:
+        await c.press("tab", "enter")
+        await _confirmed(c, Cancel(7), "X")
+
+
+async def test_action_pin():
+    async with console() as c:
+        await _confirmed(c, Pin((0,)), "P")
+    async with console() as c:
+        await c.point_at("device", 121)
+        await _confirmed(c, Unpin((121,)), "P")
+    async with console() as c:
+        await c.point_at("host", 3)
+        await c.press("P")
+        assert "only device blocks" in c.note()
+
+
+async def test_action_verify():
+    async with console() as c:
+        await _confirmed(c, VerifyContents(), "V")
+
+
+@pytest.mark.parametrize("key", ["enter", "escape", "n"])
+async def test_a_sheet_takes_these_keys_for_no(key):
+    async with console() as c:
+        await _sheet_of(c, "V")
+        await c.press(key)
+        assert not isinstance(c.app.screen, ActionSheet)
+        assert c.operations.applied == []
+
+
+async def test_a_sheet_ignores_y_before_the_plan_and_after_a_refusal():
+    operations = FakeOperations(refusal="1,870 blocks are held, 512 would remain")
+    async with console(operations=operations) as c:
+        sheet = await _sheet_of(c, "V")
+        assert "refused: 1,870 blocks are held" in sheet.text().plain
+        await c.press("y")
+        assert c.app.screen is sheet
+        assert operations.applied == []
+
+
+async def test_a_sheet_drops_the_plan_of_an_earlier_choice():
+    async with console() as c:
+        sheet = await _sheet_of(c, "C")
+        await c.press("right")
+        await c.until(lambda: sheet.plan is not None and sheet.plan.summary == "plan 2", "the second plan")
+        sheet.post_message(PlanReady(1, Plan(summary="late")))
+        await c.pilot.pause()
+        assert sheet.plan.summary == "plan 2"
+
+
+async def test_a_sheet_ignores_the_keys_of_the_screen_below():
+    async with console() as c:
+        sheet = await _sheet_of(c, "V")
+        await c.press("q", "space", "V", "z", "x")
+        assert c.app.screen is sheet
+        assert c.app.is_running
+        assert c.operations.applied == []
+
+
+async def test_a_refused_outcome_and_a_lost_engine_are_said():
+    operations = FakeOperations(outcome=Outcome(ok=False, message="no sequence [7]"))
+    async with console(operations=operations) as c:
+        await _sheet_of(c, "V")
+        await c.press("y")
+        await c.until(lambda: "refused: no sequence [7]" in c.note(), "the outcome")
+        operations.failure = SourceError("the engine did not answer in 5 s")
+        await c.press("m")
+        await c.until(lambda: "did not answer" in c.note(), "the failure")
+        operations.failure = ZeroDivisionError("division by zero")
+        sheet = await _sheet_of(c, "V")
+        assert "internal fault: ZeroDivisionError: division by zero" in sheet.text().plain
+
+
+async def test_a_source_without_operations_refuses_at_the_door():
+    source = FocusedSource([scripted_observation()], missing={"operations": "attached read-only"})
+    async with console(source=source) as c:
+        for action in ACTIONS:
+            if action.operates:
+                await c.press(action.keys[0])
+                assert c.note().strip() == "refused: attached read-only", action.name
+        assert c.operations.planned == []
+        assert c.operations.applied == []
+        await c.press("question_mark")
+        assert "not here: attached read-only" in c.app.screen.text().plain
+
+
+# Program ------------------------------------------------------------------------------------------------------------
+
+
+async def test_action_restart():
+    fresh = Attachment(FocusedSource([scripted_observation(step=5)]), FakeOperations(), lambda: 1000.0)
+    async with console(restart=lambda: fresh) as c:
+        await c.press("r")
+        assert "nothing to restart" in c.note()
+        c.source.failure = "ended by signal 9"
+        await c.poll(after_s=3.2)
+        assert "engine lost 3.2 s ago" in c.text_of("Header")
+        assert "ended by signal 9" in c.text_of("Header")
+        assert "r restarts it" in c.text_of("Header")
+        await c.press("r")
+        await c.until(lambda: c.app.attachment is fresh, "the new engine")
+        assert c.source.closed
+        await c.poll()
+        assert "a new engine runs" in c.note()
+        assert "engine lost" not in c.text_of("Header")
+        assert c.app.view.snapshot.step == 5
+
+
+async def test_restart_is_not_offered_for_an_engine_of_others():
+    async with console() as c:
+        c.source.failure = "gone"
+        await c.poll(after_s=1.0)
+        assert "r restarts" not in c.text_of("Header")
+        await c.press("r")
+        assert "cannot be restarted here" in c.note()
+
+
+async def test_action_quit():
+    async with console() as c:
+        await c.press("q")
+        await c.until(lambda: not c.app.is_running, "the end")
+    assert c.app.return_code == 0
+    assert c.source.closed
+
+
+async def test_action_interrupt():
+    async with console() as c:
+        await _sheet_of(c, "V")
+        await c.press("ctrl+c")
+        await c.until(lambda: not c.app.is_running, "the end")
+    assert c.app.return_code == 130
+    assert c.source.closed

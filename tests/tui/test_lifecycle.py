@@ -1,0 +1,227 @@
+"""Start and stop: the first frame, slow and failing engines, every way out, and the terminal left as it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tui_fakes import FakeOperations, FocusedSource, StillClock, console, screen_text, scripted_observation, wait_until
+
+from kvtop.attachment import Attachment
+from kvtop.errors import SourceError, UserError
+from kvtop.tui.app import KvtopApp
+from kvtop.tui.background import Background
+
+_CHILD = Path(__file__).with_name("console_child.py")
+_LEAVE_ALTERNATE_SCREEN = b"\x1b[?1049l"
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+async def test_the_first_frame_does_not_wait_for_the_engine():
+    ready = threading.Event()
+    attachment = Attachment(FocusedSource([scripted_observation()]), FakeOperations(), StillClock())
+
+    def connect() -> Attachment:
+        assert ready.wait(30)
+        return attachment
+
+    app = KvtopApp(connect, auto_poll=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "starting engine…" in screen_text(app)
+        assert "STARTING" in screen_text(app)
+        assert "—" in screen_text(app)
+        for key in ("S", "space", "R", "P", "enter", "g", "r", "z", "2", "down", "1", "end"):
+            await pilot.press(key)
+        assert app.attachment is None
+        ready.set()
+        await wait_until(pilot, lambda: app.attachment is attachment, "the attachment")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(SourceError("no engine"), 3), (UserError("--blocks 0"), 2), (OSError("no fork"), 1)]
+)
+async def test_an_engine_that_does_not_start_ends_the_console(error, code, capsys):
+    def connect() -> Attachment:
+        raise error
+
+    app = KvtopApp(connect)
+    async with app.run_test() as pilot:
+        await wait_until(pilot, lambda: not app.is_running, "the end")
+    assert app.return_code == code
+    assert str(error) in capsys.readouterr().err
+
+
+async def test_the_console_polls_by_itself_and_stops():
+    source = FocusedSource([scripted_observation(step=s, first_event=3 * s) for s in range(50)])
+    app = KvtopApp(lambda: Attachment(source, FakeOperations()), refresh_hz=50)
+    async with app.run_test() as pilot:
+        await wait_until(pilot, lambda: len(source.asked) > 10, "ten readings")
+        await wait_until(pilot, lambda: app.view.snapshot is not None and app.view.snapshot.step > 5, "the view")
+        assert "scripted" in screen_text(app)
+    assert source.closed
+    assert not [t for t in threading.enumerate() if t.name.startswith("kvtop-")]
+
+
+async def test_an_engine_that_comes_after_the_end_is_closed():
+    asked, ready, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Late(FocusedSource):
+        def close(self) -> None:
+            closed.set()
+
+    def connect() -> Attachment:
+        asked.set()
+        assert ready.wait(30)
+        return Attachment(Late([scripted_observation()]), FakeOperations())
+
+    app = KvtopApp(connect)
+    async with app.run_test() as pilot:
+        await wait_until(pilot, asked.is_set, "the start")
+    assert not closed.is_set()
+    ready.set()
+    assert closed.wait(5)
+
+
+def test_background_tasks_run_in_order_and_faults_are_reported():
+    faults: list[BaseException] = []
+    done: list[int] = []
+    finished = threading.Event()
+    background = Background(faults.append)
+    background.submit(lambda: done.append(1))
+    background.submit(lambda: done.append(1 // 0))
+    background.submit(lambda: (done.append(2), finished.set())[0])
+    assert finished.wait(5)
+    assert done == [1, 2]
+    assert [type(fault) for fault in faults] == [ZeroDivisionError]
+    assert background.stop(5)
+
+
+def test_background_does_not_wait_for_what_hangs():
+    release = threading.Event()
+    background = Background(lambda error: None)
+    background.start("hang", lambda: release.wait(30))
+    assert not background.stop(0.05)
+    release.set()
+    assert background.stop(5)
+
+
+def test_background_bounds_what_may_wait():
+    release = threading.Event()
+    background = Background(lambda error: None)
+    taken = [background.submit(lambda: release.wait(30)) for _ in range(200)]
+    assert taken[0]
+    assert not taken[-1]
+    release.set()
+    background.stop(5)
+
+
+async def test_ctrl_c_works_in_every_dialog():
+    for keys in (["question_mark"], ["g"], ["R"]):
+        async with console() as c:
+            await c.press(*keys, "ctrl+c")
+            await c.until(lambda c=c: not c.app.is_running, "the end")
+        assert c.app.return_code == 130
+
+
+# In a terminal of its own -------------------------------------------------------------------------------------------
+
+
+class _Terminal:
+    """A console in a child process on a pseudo terminal."""
+
+    def __init__(self, mode: str) -> None:
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.before = termios.tcgetattr(self.slave)
+        self.output = b""
+        self.process = subprocess.Popen(
+            [sys.executable, str(_CHILD), mode],
+            stdin=self.slave, stdout=self.slave, stderr=self.slave, start_new_session=True,
+        )  # fmt: skip
+
+    def read_until(self, wanted: bytes, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while wanted not in self.output:
+            left = deadline - time.monotonic()
+            assert left > 0, f"waited in vain for {wanted!r}: {self.output[-2000:]!r}"
+            if select.select([self.master], [], [], min(left, 0.2))[0]:
+                self.output += os.read(self.master, 65536)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def wait(self, timeout_s: float) -> int:
+        """Return the exit code; fails when the console takes longer than ``timeout_s`` to end."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "the console did not end in time"
+            if select.select([self.master], [], [], 0.05)[0]:
+                self.output += os.read(self.master, 65536)
+        while select.select([self.master], [], [], 0.05)[0]:
+            self.output += os.read(self.master, 65536)
+        return self.process.returncode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        os.close(self.master)
+        os.close(self.slave)
+
+
+@pytest.fixture
+def terminal(request: pytest.FixtureRequest) -> Iterator[_Terminal]:
+    child = _Terminal(request.param)
+    yield child
+    child.close()
+
+
+_ENDS = [
+    ("run", b"q", 0),
+    ("run", b"\x03", 130),
+    ("run", signal.SIGINT, 130),
+    ("run", signal.SIGTERM, 130),
+    ("run", signal.SIGHUP, 130),
+    ("hang", b"q", 0),
+    ("hang", signal.SIGTERM, 130),
+    ("close-hang", b"q", 0),
+    ("slow", b"q", 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "end", "code"), _ENDS, ids=[f"{m}-{e!r}" for m, e, _ in _ENDS], indirect=["terminal"]
+)
+def test_every_way_out_leaves_the_terminal_as_it_was(terminal, end, code):
+    terminal.read_until(b"RUNNING" if terminal.process.args[-1] != "slow" else b"starting engine")
+    if isinstance(end, bytes):
+        terminal.type(end)
+    else:
+        os.kill(terminal.process.pid, end)
+    # Two seconds for the console itself, the rest for the interpreter on a busy machine.
+    assert terminal.wait(2.0 + 3.0) == code
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    assert terminal.output.rfind(_LEAVE_ALTERNATE_SCREEN) > terminal.output.rfind(b"\x1b[?1049h")
+    assert _SHOW_CURSOR in terminal.output
+    assert b"torch loaded: False" in terminal.output
+
+
+@pytest.mark.parametrize("terminal", ["fault", "screen-fault"], indirect=True)
+def test_a_fault_leaves_the_terminal_as_it_was(terminal):
+    assert terminal.wait(20) == 1
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    left = terminal.output.rfind(_LEAVE_ALTERNATE_SCREEN)
+    assert left >= 0
+    assert b"a fault in the" in terminal.output[left:]
