@@ -1,7 +1,7 @@
 """Block keys: a hash of the parent's key, the block's tokens and a salt. Pure functions.
 
 xxh3 in 128 bits over raw int32 tokens, chained: ten million blocks a second, and stable
-across processes. It is not cryptographic, so the prefix cache compares tokens on a hit.
+across processes. It is not cryptographic: equal keys are taken for equal content.
 """
 
 from __future__ import annotations

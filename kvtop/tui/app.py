@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, ClassVar, Final
 
 from rich.text import Text
@@ -71,6 +75,8 @@ _LOST_HZ: Final = 2.0
 #: What quitting may take: for the threads to end, and for the engine to be let go.
 _STOP_THREADS_S: Final = 0.5
 _STOP_ENGINE_S: Final = 1.2
+#: How long after a signal a terminal that takes no output may hold up the end.
+_STALLED_S: Final = 5.0
 #: Virtual seconds a real second: how slow and how fast the keys go before ``max``.
 _SLOWEST, _FASTEST = 1 / 64, 1024.0
 
@@ -152,6 +158,8 @@ class KvtopApp(App[None]):
         self._background = Background(lambda error: self._post(BackgroundCrashed(error)))
         self._drawn = threading.Event()
         self._polling: threading.Event | None = None
+        self._left = threading.Event()
+        self._old_handlers: dict[signal.Signals, Any] = {}
         self._panes_at_s: float | None = None
         self._note_until_s = 0.0
         self._busy = False
@@ -190,12 +198,33 @@ class KvtopApp(App[None]):
     def _listen_to_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
+        # Plain handlers rather than the loop's: those would wait for a loop that a stalled terminal holds up.
         loop = asyncio.get_running_loop()
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None:
-                with contextlib.suppress(NotImplementedError):
-                    loop.add_signal_handler(number, self.action_interrupt)
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.action_interrupt)
+            threading.Thread(target=self._leave_at_last, name="kvtop-leave", daemon=True).start()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._old_handlers[number] = signal.signal(number, leave)
+
+    def _leave_at_last(self) -> None:
+        """End the process if the screen cannot be left, because its terminal takes no more output."""
+        if self._left.wait(_STALLED_S):
+            return
+        before = getattr(self._driver, "attrs_before", None)
+        if before is not None:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(sys.__stdin__.fileno() if sys.__stdin__ else 0, termios.TCSANOW, before)
+        os._exit(EXIT_INTERRUPTED)
+
+    def run(self, **options: Any) -> Any:
+        """Show the console until it is left; ``return_code`` tells how."""
+        try:
+            return super().run(**options)
+        finally:
+            self._left.set()
 
     @property
     def view(self) -> View:
@@ -597,6 +626,8 @@ class KvtopApp(App[None]):
 
     async def on_unmount(self) -> None:
         """Stop the threads and let the engine go, within two seconds even if it hangs."""
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
         attachment = self.attachment
 
         def close() -> None:

@@ -33,8 +33,9 @@ from allocator.commands import (
 from allocator.config import EngineConfig
 from allocator.content import KeyedContent, OpaqueContent, Request, TokenContent
 from allocator.engine import Engine
-from allocator.errors import InvariantViolation
+from allocator.errors import InvariantViolation, OutOfBlocks
 from allocator.ids import Status
+from allocator.snapshot import Counters
 from kvtop.workloads.chat import chat_requests, make_request
 
 BOOKS_ONLY = {"geometry": "none", "stamp": False}
@@ -50,7 +51,7 @@ def request(prompt: int, output: int, seed: int = 0, at: float = 0.0, head: np.n
     """A request with tokens of its own; ``head`` replaces the first of them."""
     stream = tokens(seed, prompt + output)
     if head is not None:
-        stream[: len(head)] = head[:prompt]
+        stream[: min(prompt, len(head))] = head[:prompt]
     return Request(TokenContent(stream), prompt, at)
 
 
@@ -160,6 +161,21 @@ def test_keyed_content_is_found_up_to_its_last_full_prompt_block():
     e = run(engine([make(0.0), make(1.0)]))
     assert (e.counters.query_blocks, e.counters.hit_blocks) == (6, 3)
     assert e.manager.device.num_cached == 3  # output and the partial block are free at once
+
+
+def test_a_swap_in_counts_the_blocks_it_revives():
+    manager = engine(num_blocks=4).manager
+    keys = TokenContent(tokens(1, 32)).keys(16)
+    row = manager.admit(keys, 32).row
+    manager.publish_keys(row, keys, 0)
+    host_row = manager.swap_out(row)
+    manager.admit((), 32)
+    assert manager.device.num_allocatable == 2  # its own two blocks, cached
+    with pytest.raises(OutOfBlocks):
+        manager.swap_in(host_row, keys, keep=1)
+    assert manager.device.num_cached == 2
+    _, copies = manager.swap_in(host_row, keys)
+    assert (copies, manager.device.num_allocatable, manager.host.num_active) == (0, 0, 0)
 
 
 def test_one_of_two_copies_owns_the_key():
@@ -554,17 +570,24 @@ def commands(e: Engine) -> list[Command]:
     ]
 
 
-NUM_COMMANDS = len(commands(crowded(**BOOKS_ONLY)))
+NUM_COMMANDS = 97
+
+
+def copied(counters: Counters) -> tuple[int, int]:
+    """Blocks and bytes copied so far, resizes aside."""
+    return (
+        counters.swap_out_blocks + counters.swap_in_blocks + counters.compaction_moved_blocks,
+        counters.swap_out_bytes + counters.swap_in_bytes + counters.compaction_moved_bytes,
+    )
 
 
 @pytest.mark.parametrize("number", range(NUM_COMMANDS))
 def test_a_plan_keeps_its_promise_and_a_refusal_changes_nothing(number):
     e = crowded()
-    command = commands(e)[number]
+    command, *_ = commands(e)[number:]
+    assert len(commands(e)) == NUM_COMMANDS
     before = state(e)
     counters = msgspec.structs.replace(e.counters)
-    copied = lambda c: c.swap_out_blocks + c.swap_in_blocks + c.compaction_moved_blocks  # noqa: E731
-    copied_bytes = lambda c: c.swap_out_bytes + c.swap_in_bytes + c.compaction_moved_bytes  # noqa: E731
     plan = e.plan(command)
     assert state(e) == before, "a plan changed something"
     for effect in plan.effects:
@@ -582,8 +605,8 @@ def test_a_plan_keeps_its_promise_and_a_refusal_changes_nothing(number):
         assert effect.after == pytest.approx(NUMBERS[effect.name](e)), effect.name
     assert (outcome.moved_blocks, outcome.moved_bytes) == (plan.moved_blocks, plan.moved_bytes)
     if not isinstance(command, Resize):
-        assert copied(e.counters) - copied(counters) == plan.moved_blocks
-        assert copied_bytes(e.counters) - copied_bytes(counters) == plan.moved_bytes
+        blocks, copied_bytes = (after - old for after, old in zip(copied(e.counters), copied(counters), strict=True))
+        assert (blocks, copied_bytes) == (plan.moved_blocks, plan.moved_bytes)
     assert e.counters.evictions - counters.evictions == plan.evicted_blocks
     if isinstance(command, Compact) and command.max_moves:
         assert plan.moved_blocks <= command.max_moves

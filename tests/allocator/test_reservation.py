@@ -18,7 +18,7 @@ from allocator.pool import BlockPool
 from allocator.reservation import SLAB, SharedPool
 
 
-@pytest.fixture()
+@pytest.fixture
 def fast_switching() -> Iterator[None]:
     """Make threads change places as often as the interpreter can."""
     before = sys.getswitchinterval()

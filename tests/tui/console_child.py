@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from tui_fakes import FakeOperations, FocusedSource, scripted_observation
+from tui_fakes import FakeOperations, FocusedSource, scripted_arrays, scripted_observation
 
 from kvtop.attachment import Attachment
 from kvtop.model.observation import Focus, Observation
@@ -40,10 +40,11 @@ class _App(KvtopApp):
 def _connect() -> Attachment:
     if _Source.mode == "slow":
         threading.Event().wait(60)
-    return Attachment(_Source([scripted_observation()]), FakeOperations(), time.monotonic)
+    readings = [scripted_observation(step=1000 + i, device=scripted_arrays(1024 + i % 2)) for i in range(400)]
+    return Attachment(_Source(readings), FakeOperations(), time.monotonic)
 
 
-app = _App(_connect)
+app = _App(_connect, refresh_hz=50 if _Source.mode == "flood" else 10)
 app.run()
 print("torch loaded:", "torch" in sys.modules)
 sys.exit(app.return_code)

@@ -159,6 +159,16 @@ class _Terminal:
             if select.select([self.master], [], [], min(left, 0.2))[0]:
                 self.output += os.read(self.master, 65536)
 
+    def let_it_fill(self) -> None:
+        """Read nothing until the terminal's buffer has stopped growing."""
+        sizes: list[int] = []
+        deadline = time.monotonic() + 20
+        while len(sizes) < 20 or len(set(sizes[-20:])) > 1:
+            assert time.monotonic() < deadline, "the terminal's buffer never filled"
+            select.select([], [], [], 0.05)
+            waiting = fcntl.ioctl(self.master, termios.FIONREAD, b"\0" * 4)
+            sizes.append(struct.unpack("i", waiting)[0])
+
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
@@ -225,3 +235,13 @@ def test_a_fault_leaves_the_terminal_as_it_was(terminal):
     left = terminal.output.rfind(_LEAVE_ALTERNATE_SCREEN)
     assert left >= 0
     assert b"a fault in the" in terminal.output[left:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", ["flood"], indirect=True)
+def test_a_terminal_that_takes_no_output_does_not_hold_up_the_end(terminal):
+    terminal.read_until(b"RUNNING")
+    terminal.let_it_fill()
+    os.kill(terminal.process.pid, signal.SIGTERM)
+    assert terminal.process.wait(15) == 130
+    assert termios.tcgetattr(terminal.slave) == terminal.before

@@ -103,7 +103,7 @@ class Header(Lines):
         self._value(text, fmt.percent(numbers.external_ratio if numbers else None), 5)
         run = (numbers.largest_free_run if numbers else None, numbers.allocatable if numbers else None)
         if width >= 100:
-            self._field(text, "longest run", f"{fmt.short(run[0])} of {fmt.short(run[1])} free", 19)
+            self._field(text, "longest run", f"{fmt.short(run[0])} of {fmt.short(run[1])} allocatable", 26)
         else:
             self._field(text, "run", f"{fmt.short(run[0])}/{fmt.short(run[1])}", 11)
         self._field(text, "int", fmt.percent(numbers.internal_ratio if numbers else None), 5)
