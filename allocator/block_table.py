@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from allocator.ids import IdArray
 
-_MIN_CAPACITY = 4
+_MIN_CAPACITY = 8
 
 
 class BlockTables:
@@ -20,11 +20,13 @@ class BlockTables:
     Attributes:
         num_blocks: Blocks in each row's table. [rows]
         num_tokens: Tokens each row has written. [rows]
+        identity: Prefix-cache identity of each row's content up to its last published block. [rows]
     """
 
     def __init__(self) -> None:
         self.num_blocks = np.zeros(16, np.int64)
         self.num_tokens = np.zeros(16, np.int64)
+        self.identity = np.zeros(16, np.int64)
         self._start = np.zeros(16, np.int64)
         self._capacity = np.zeros(16, np.int64)
         self._arena = np.zeros(256, np.int64)
@@ -32,23 +34,26 @@ class BlockTables:
         self._spare_rows: list[int] = list(range(15, -1, -1))
         self._live: set[int] = set()
 
-    def new_row(self, block_ids: IdArray, num_tokens: int) -> int:
+    def new_row(self, block_ids: IdArray, num_tokens: int, identity: int = 0) -> int:
         """Return a new row holding ``block_ids``. [n]"""
         if not self._spare_rows:
             self._add_rows()
         row = self._spare_rows.pop()
         self._live.add(row)
-        self._place(row, max(len(block_ids), _MIN_CAPACITY))
+        if self._capacity[row] < max(1, len(block_ids)):
+            # With room to grow: a table that is extended at once need not move first.
+            self._place(row, len(block_ids) + (len(block_ids) >> 1) + _MIN_CAPACITY)
         start = self._start[row]
         self._arena[start : start + len(block_ids)] = block_ids
         self.num_blocks[row] = len(block_ids)
         self.num_tokens[row] = num_tokens
+        self.identity[row] = identity
         return row
 
     def drop_row(self, row: int) -> None:
-        """Forget a row; its number will be used again."""
+        """Forget a row; its number, and its slice while it is there, will be used again."""
         self._live.remove(row)
-        self.num_blocks[row] = self.num_tokens[row] = self._capacity[row] = 0
+        self.num_blocks[row] = self.num_tokens[row] = 0
         self._spare_rows.append(row)
 
     def rows(self) -> NDArray[np.int64]:
@@ -61,11 +66,14 @@ class BlockTables:
         return self._arena[start : start + int(self.num_blocks[row])]
 
     def append(self, rows: NDArray[np.int64], block_ids: IdArray) -> None:
-        """Append ``block_ids[i]`` to ``rows[i]``; rows may repeat only one after another. [n], [n]"""
-        for row in rows[self.num_blocks[rows] >= self._capacity[rows]].tolist():
-            self._grow(row)
-        self._arena[self._start[rows] + self.num_blocks[rows]] = block_ids
-        self.num_blocks[rows] += 1
+        """Append ``block_ids[i]`` to ``rows[i]``; rows are distinct. [n], [n]"""
+        used = self.num_blocks[rows]
+        short = (used >= self._capacity[rows]).nonzero()[0]
+        if short.size:
+            for row in rows[short].tolist():
+                self._grow(row)
+        self._arena[self._start[rows] + used] = block_ids
+        self.num_blocks[rows] = used + 1
 
     def last(self, rows: NDArray[np.int64]) -> IdArray:
         """Return the last block of each row; every row has one. [n]"""
@@ -110,6 +118,7 @@ class BlockTables:
 
     def _repack(self, extra: int) -> None:
         """Close the gaps that moved and dropped rows left, in an array twice as large as is needed."""
+        self._capacity[self._spare_rows] = 0
         live = [row for row in sorted(self._live) if self._capacity[row]]
         needed = int(self._capacity[live].sum()) + extra
         arena = np.zeros(max(256, 2 * needed), np.int64)
@@ -123,6 +132,6 @@ class BlockTables:
 
     def _add_rows(self) -> None:
         n = len(self.num_blocks)
-        for name in ("num_blocks", "num_tokens", "_start", "_capacity"):
+        for name in ("num_blocks", "num_tokens", "identity", "_start", "_capacity"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(n, np.int64))))
         self._spare_rows = list(range(2 * n - 1, n - 1, -1))

@@ -14,6 +14,7 @@ MAX_BLOCKS: Final = 1 << 26
 #: Virtual seconds of one engine step: one decode iteration.
 STEP_S: Final = 0.025
 
+KeyHash = Literal["xxh3", "sha256"]
 PreemptMode = Literal["swap", "recompute"]
 Eviction = Literal["lru", "fifo", "lfu"]
 CompactMode = Literal["off", "manual", "auto"]
@@ -33,6 +34,8 @@ class EngineConfig:
         preempt: How a running sequence gives its blocks back.
         eviction: Which cached block goes first.
         prefix_cache: Whether full blocks are kept and found again by content.
+        key_hash: How blocks are named: ``xxh3``, or ``sha256`` where keys leave the process.
+        optimistic_lookup: Whether prefixes are matched before the allocator lock is taken, and validated under it.
         watermark_ratio: Share of the pool kept allocatable when admitting.
         compact: ``off`` refuses compaction, ``manual`` waits for the operator, ``auto`` acts at the threshold.
         compact_threshold_ratio: External fragmentation at which ``auto`` compacts.
@@ -51,6 +54,8 @@ class EngineConfig:
     preempt: PreemptMode = "swap"
     eviction: Eviction = "lru"
     prefix_cache: bool = True
+    key_hash: KeyHash = "xxh3"
+    optimistic_lookup: bool = True
     watermark_ratio: float = 0.01
     compact: CompactMode = "manual"
     compact_threshold_ratio: float = 0.5
@@ -68,6 +73,7 @@ class EngineConfig:
             _whole("--slab-blocks", self.slab_blocks, 1, MAX_BLOCKS)
         _choice("--preempt", self.preempt, ("swap", "recompute"))
         _choice("--eviction", self.eviction, ("lru", "fifo", "lfu"))
+        _choice("--key-hash", self.key_hash, ("xxh3", "sha256"))
         _choice("--compact", self.compact, ("off", "manual", "auto"))
         check_ratio("--watermark", self.watermark_ratio)
         check_ratio("--compact-threshold", self.compact_threshold_ratio)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from allocator.config import KeyHash
 from allocator.hashing import chain_keys
 from allocator.ids import BlockKey
 
@@ -27,8 +28,11 @@ class Content(Protocol):
     def num_tokens(self) -> int:
         """Tokens known: prompt and output."""
 
-    def keys(self, block_size: int) -> Sequence[BlockKey]:
+    def keys(self, block_size: int, key_hash: KeyHash = "xxh3") -> Sequence[BlockKey]:
         """Return the keys of the leading full blocks that can be found again, in order. [0..n]"""
+
+    def exact_tokens(self) -> TokenArray | None:
+        """Return all tokens, to be compared on a hit; ``None`` where keys are exact by themselves. [num_tokens]"""
 
     def tokens(self, start: int, stop: int) -> TokenArray:
         """Return tokens ``start`` to ``stop``, for stamps. [stop - start]"""
@@ -40,23 +44,26 @@ class Content(Protocol):
 class TokenContent:
     """Real tokens: every full block has a key, generated ones too."""
 
-    __slots__ = ("_keys", "_keys_block_size", "salt", "stream")
+    __slots__ = ("_keys", "_keys_made_for", "salt", "stream")
 
     def __init__(self, stream: TokenArray, salt: bytes = b"") -> None:
         self.stream = np.ascontiguousarray(stream, np.int32)
         self.salt = salt
         self._keys: list[BlockKey] = []
-        self._keys_block_size = 0
+        self._keys_made_for: tuple[int, str] = (0, "")
 
     @property
     def num_tokens(self) -> int:
         return len(self.stream)
 
-    def keys(self, block_size: int) -> Sequence[BlockKey]:
-        if self._keys_block_size != block_size:
-            self._keys = chain_keys(self.stream, block_size, self.salt)
-            self._keys_block_size = block_size
+    def keys(self, block_size: int, key_hash: KeyHash = "xxh3") -> Sequence[BlockKey]:
+        if self._keys_made_for != (block_size, key_hash):
+            self._keys = chain_keys(self.stream, block_size, self.salt, key_hash)
+            self._keys_made_for = (block_size, key_hash)
         return self._keys
+
+    def exact_tokens(self) -> TokenArray | None:
+        return self.stream
 
     def tokens(self, start: int, stop: int) -> TokenArray:
         return self.stream[start:stop]
@@ -84,7 +91,10 @@ class KeyedContent:
         self.block_size = block_size
         self.nonce = nonce
 
-    def keys(self, block_size: int) -> Sequence[BlockKey]:
+    def exact_tokens(self) -> TokenArray | None:
+        return None
+
+    def keys(self, block_size: int, key_hash: KeyHash = "xxh3") -> Sequence[BlockKey]:
         if block_size != self.block_size:
             return ()
         words = np.zeros((len(self.block_ids), 2), np.int64)
@@ -114,8 +124,11 @@ class OpaqueContent:
         self.num_tokens = num_tokens
         self.nonce = nonce
 
-    def keys(self, block_size: int) -> Sequence[BlockKey]:
+    def keys(self, block_size: int, key_hash: KeyHash = "xxh3") -> Sequence[BlockKey]:
         return ()
+
+    def exact_tokens(self) -> TokenArray | None:
+        return None
 
     def tokens(self, start: int, stop: int) -> TokenArray:
         positions = np.arange(start, stop, dtype=np.int64)
@@ -135,8 +148,11 @@ class ForkedContent:
         self.num_tokens = parent.num_tokens
         self.own = OpaqueContent(parent.num_tokens, nonce)
 
-    def keys(self, block_size: int) -> Sequence[BlockKey]:
-        return self.parent.keys(block_size)[: self.at // block_size]
+    def keys(self, block_size: int, key_hash: KeyHash = "xxh3") -> Sequence[BlockKey]:
+        return self.parent.keys(block_size, key_hash)[: self.at // block_size]
+
+    def exact_tokens(self) -> TokenArray | None:
+        return None
 
     def tokens(self, start: int, stop: int) -> TokenArray:
         cut = min(max(start, self.at), stop)

@@ -124,7 +124,7 @@ def _plan(engine: Engine, command: Command) -> Plan:
             if sequence.host_row is None:
                 raise Refused(f"sequence {seq_id} is {sequence.status.name.lower()}, not swapped")
             blocks = int(manager.host_tables.num_blocks[sequence.host_row])
-            copied, taken = manager.plan_swap_in(sequence.host_row, sequence.keys)
+            copied, taken = manager.plan_swap_in(sequence.host_row, sequence.keys, tokens=sequence.tokens)
             if taken > device.num_allocatable:
                 raise OutOfBlocks(taken, device.num_allocatable)
             return Plan(

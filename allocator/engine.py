@@ -104,6 +104,8 @@ class Engine:
         counters.allocated_blocks = manager.device.num_allocated
         counters.freed_blocks = manager.device.num_freed
         counters.copy_on_write_blocks = manager.copy_on_write_blocks
+        counters.optimistic_retries = manager.optimistic_retries
+        counters.key_collisions = manager.device.cache.num_collisions
         return counters
 
     def advance(self, max_steps: int) -> int:
@@ -230,7 +232,8 @@ class Engine:
                 request.label,
                 request.num_prompt,
                 request.content.num_tokens,
-                request.content.keys(config.block_size) if config.prefix_cache else (),
+                request.content.keys(config.block_size, config.key_hash) if config.prefix_cache else (),
+                request.content.exact_tokens(),
                 self.step,
                 num_tokens=request.num_prompt,
             )
@@ -314,7 +317,7 @@ class Engine:
             OutOfBlocks, StorageError: As in ``BlockManager.swap_in``; nothing changes.
         """
         assert sequence.host_row is not None
-        row, copied = self.manager.swap_in(sequence.host_row, sequence.keys, keep=keep)
+        row, copied = self.manager.swap_in(sequence.host_row, sequence.keys, tokens=sequence.tokens, keep=keep)
         sequence.row, sequence.host_row, sequence.held = row, None, False
         self.scheduler.start(sequence)
         self._counters.swap_in_blocks += copied
@@ -338,7 +341,7 @@ class Engine:
                 if sequence.host_row is not None:
                     self.swap_in(sequence, keep=keep)
                     continue
-                admission = manager.admit(sequence.keys, sequence.num_tokens, keep=keep)
+                admission = manager.admit(sequence.keys, sequence.num_tokens, tokens=sequence.tokens, keep=keep)
             except StorageError as error:
                 self.emit("fault", f"swap in failed, to be computed anew: {error}", sequence.seq_id)
                 self._leave_host(sequence)
@@ -358,7 +361,7 @@ class Engine:
                 self._count_query(sequence, admission.hit_blocks)
             # Whoever finds these keys runs no earlier than the step that computes their blocks: this one.
             matched, full = admission.matched_blocks, sequence.num_tokens // self.config.block_size
-            manager.publish_keys(admission.row, sequence.keys[matched:full], matched)
+            self._publish(sequence, matched, full)
             admitted.append((sequence, matched))
             self.emit(
                 "admit",
@@ -417,10 +420,16 @@ class Engine:
             sequence, written = by_row[int(rows[i])], int(tokens[i])
             block = written // size
             if written % size == 0 and block <= len(sequence.keys):
-                assert sequence.row is not None
-                manager.publish_keys(sequence.row, sequence.keys[block - 1 : block], block - 1)
+                self._publish(sequence, block - 1, block)
             if written == sequence.num_target:
                 self._finish(sequence)
+
+    def _publish(self, sequence: Sequence, first: int, stop: int) -> None:
+        """Let full blocks ``first`` to ``stop`` of a sequence be found by their content, as far as they have keys."""
+        assert sequence.row is not None
+        size, keys = self.config.block_size, sequence.keys[first:stop]
+        tokens = None if sequence.tokens is None else sequence.tokens[first * size : (first + len(keys)) * size]
+        self.manager.publish_keys(sequence.row, keys, first, tokens=tokens)
 
     def _finish(self, sequence: Sequence) -> None:
         self._leave_device(sequence)
@@ -462,7 +471,8 @@ class Engine:
             f"fork of {sequence.seq_id}",
             sequence.num_prompt,
             sequence.num_target,
-            content.keys(self.config.block_size) if self.config.prefix_cache else (),
+            content.keys(self.config.block_size, self.config.key_hash) if self.config.prefix_cache else (),
+            content.exact_tokens(),
             self.step,
         )
         child.row = manager.fork(sequence.row)

@@ -51,7 +51,6 @@ class BlockFacts:
         inserted: Number of the insertion that gave it its key. [n] int64
         uses: Hits since that insertion. [n] int32
         last_used: Step of its last release. [n] uint32
-        hash64: First 64 bits of its key, 0 while it has none. [n] uint64
         num_flagged: Blocks with any flag, so that the usual case of none costs nothing.
     """
 
@@ -66,7 +65,6 @@ class BlockFacts:
         self.inserted = np.zeros(num_blocks, np.int64)
         self.uses = np.zeros(num_blocks, np.int32)
         self.last_used = np.zeros(num_blocks, np.uint32)
-        self.hash64 = np.zeros(num_blocks, np.uint64)
         self.num_flagged = 0
 
     @property
@@ -105,8 +103,7 @@ class BlockFacts:
         for array in self._moving():
             array[destinations] = array[sources]
         self.state[sources] = FREE
-        self.hash64[sources] = 0
 
     def _moving(self) -> tuple[NDArray[Any], ...]:
         """Return the arrays that describe content, and so go with it when it moves."""
-        return (self.state, self.refs, self.stamp, self.inserted, self.uses, self.last_used, self.hash64)
+        return (self.state, self.refs, self.stamp, self.inserted, self.uses, self.last_used)

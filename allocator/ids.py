@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 BlockId = NewType("BlockId", int)
 SeqId = NewType("SeqId", int)
-#: Names a full block's content and everything before it; the 16 bytes of a 128-bit chain hash, or of a trace's own id.
+#: Names a full block's content and everything before it: the 16 bytes of a 128-bit chain hash, or of a trace's own
+#: id; the first 8 are never all zero.
 BlockKey: TypeAlias = bytes
 
 IdArray: TypeAlias = NDArray[np.int64]

@@ -5,9 +5,8 @@ Every operation is all or nothing, and holds the allocator lock, so any thread m
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +16,20 @@ from allocator.block_table import BlockTables
 from allocator.commands import CompactGoal
 from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, plan_pack_low, plan_shrink
 from allocator.config import EngineConfig
+from allocator.content import TokenArray
 from allocator.errors import NotHeld, OutOfBlocks, Refused, StorageError
 from allocator.facts import CACHED, SHARED
 from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray, Tier
+from allocator.locks import CountedLock
 from allocator.plans import CopyJob, MovePlan, Moves
 from allocator.pool import BlockPool
+from allocator.prefix_cache import ROOT
 from allocator.storage import Storage
 
 Rows = NDArray[np.int64]
+
+#: Matches without the lock before one is made under it.
+OPTIMISTIC_TRIES: Final = 3
 
 
 class Admission(NamedTuple):
@@ -54,13 +59,14 @@ class BlockManager:
         self.config = config
         self.block_size = config.block_size
         self.storage = storage
-        self.lock = threading.RLock()
+        self.lock = CountedLock("allocator")
         slab_size = config.slab_size
         self.device = BlockPool(config.num_blocks, slab_size=slab_size, eviction=config.eviction)
         self.host = BlockPool(config.num_swap_blocks, slab_size=slab_size, tier="host")
         self.tables = BlockTables()
         self.host_tables = BlockTables()
         self.copy_on_write_blocks = 0
+        self.optimistic_retries = 0
         self._may_share_tails = False
         storage.resize("device", config.num_blocks)
         storage.resize("host", config.num_swap_blocks)
@@ -71,7 +77,9 @@ class BlockManager:
         """Return how many blocks ``num_tokens`` tokens take."""
         return -(-num_tokens // self.block_size)
 
-    def admit(self, keys: Sequence[BlockKey], num_tokens: int, *, keep: int = 0) -> Admission:
+    def admit(
+        self, keys: Sequence[BlockKey], num_tokens: int, *, tokens: TokenArray | None = None, keep: int = 0
+    ) -> Admission:
         """Give a sequence the blocks for its first ``num_tokens`` tokens, shared ones from the prefix cache first.
 
         A block that the prompt ends on is shared, or taken over in place, even when all of it is cached;
@@ -80,33 +88,49 @@ class BlockManager:
         Args:
             keys: Keys of its leading full blocks, as far as they can be found by content.
             num_tokens: Tokens to be computed or found now, at least 1.
+            tokens: Its tokens, to be compared on a hit; ``None`` where keys are exact by themselves.
             keep: Blocks that must stay allocatable.
 
         Raises:
             OutOfBlocks: Too few blocks; nothing changes.
         """
-        with self.lock:
+        wanted = keys[: num_tokens // self.block_size] if self.config.prefix_cache else ()
+        matched = self._match_and_lock(wanted, tokens)
+        try:
             pool = self.device
-            matched: list[int] = []
-            if self.config.prefix_cache:
-                matched = pool.cache.match(keys[: num_tokens // self.block_size])
             fresh = self.blocks_for(num_tokens) - len(matched)
-            self._require(fresh + self._count_idle(matched), keep)
+            identity = ROOT
             if matched:
-                pool.share(matched)
-            ids = np.empty(len(matched) + fresh, np.int64)
-            ids[: len(matched)] = matched
-            ids[len(matched) :] = pool.allocate(fresh)
-            row = self.tables.new_row(ids, num_tokens)
-            hits = len(matched) - (len(matched) * self.block_size == num_tokens)
-            return Admission(row, len(matched), max(0, hits))
+                shared = np.array(matched, np.int64)
+                self._require(fresh + self._count_idle(shared), keep)
+                pool.share(shared)
+                ids = np.concatenate((shared, np.asarray(pool.allocate(fresh), np.int64)))
+                if tokens is not None:
+                    identity = pool.cache.identity_of(matched[-1])
+            else:
+                self._require(fresh, keep)
+                ids = np.asarray(pool.allocate(fresh), np.int64)
+            row = self.tables.new_row(ids, num_tokens, identity)
+        finally:
+            self.lock.release()
+        hits = len(matched) - (len(matched) * self.block_size == num_tokens)
+        return Admission(row, len(matched), max(0, hits))
 
-    def publish_keys(self, row: int, keys: Sequence[BlockKey], first: int) -> None:
-        """Let a row's full blocks from ``first`` on be found by their content; ``keys`` are theirs. [n]"""
+    def publish_keys(self, row: int, keys: Sequence[BlockKey], first: int, *, tokens: TokenArray | None = None) -> None:
+        """Let a row's full blocks from ``first`` on be found by their content.
+
+        Args:
+            row: The sequence; its blocks before ``first`` were matched or published already.
+            keys: Keys of these blocks. [n]
+            first: Position of the first of them in the block table.
+            tokens: Their tokens, where admission got tokens too. [n * block_size]
+        """
         if not self.config.prefix_cache or not keys:
             return
         with self.lock:
-            self.device.insert_keys(self.tables.table(row)[first : first + len(keys)].tolist(), keys)
+            tables = self.tables
+            ids = tables.table(row)[first : first + len(keys)]
+            tables.identity[row] = self.device.insert_keys(ids, keys, tokens, int(tables.identity[row])).identity
 
     def extend(self, rows: Rows) -> None:
         """Make room for the next token of every row: a block where the last is full, a copy where it is shared.
@@ -131,6 +155,25 @@ class BlockManager:
             if len(growing):
                 tables.append(growing, np.asarray(self.device.allocate(len(growing)), np.int64))
 
+    def append(self, rows: Rows) -> None:
+        """Make room for the next token of every row and count it as written: a decode step in one call. [n]
+
+        Raises:
+            OutOfBlocks: Too few blocks for all of them; nothing changes.
+            StorageError: As ``extend`` does; no token is counted.
+        """
+        with self.lock:
+            tables = self.tables
+            if self._may_share_tails:
+                self.extend(rows)
+                tables.num_tokens[rows] += 1
+                return
+            tokens = tables.num_tokens[rows]
+            full = (tokens == tables.num_blocks[rows] * self.block_size).nonzero()[0]
+            if full.size:
+                tables.append(rows[full], np.asarray(self.device.allocate(full.size), np.int64))
+            tables.num_tokens[rows] = tokens + 1
+
     def write(self, rows: Rows, num_tokens: int) -> None:
         """Count ``num_tokens`` more tokens as written in each row; their blocks are there already."""
         self.tables.num_tokens[rows] += num_tokens
@@ -141,13 +184,20 @@ class BlockManager:
             self.device.release_distinct(self.tables.table(row)[::-1].copy())
             self.tables.drop_row(row)
 
+    def free_many(self, rows: Rows) -> None:
+        """Release several rows' blocks, each tail first, and forget the rows. Distinct rows. [n]"""
+        with self.lock:
+            for row in rows.tolist():
+                self.free(row)
+
     def fork(self, row: int) -> int:
         """Return a new row that shares every block of ``row``. Nothing is copied until one of them is written."""
         with self.lock:
             ids = self.tables.table(row).copy()
             self.device.share(ids)
             self._may_share_tails = True
-            return self.tables.new_row(ids, int(self.tables.num_tokens[row]))
+            tables = self.tables
+            return tables.new_row(ids, int(tables.num_tokens[row]), int(tables.identity[row]))
 
     # -- tiers ---------------------------------------------------------------------------------------
 
@@ -170,10 +220,13 @@ class BlockManager:
             self.free(row)
             return host_row
 
-    def swap_in(self, host_row: int, keys: Sequence[BlockKey], *, keep: int = 0) -> tuple[int, int]:
+    def swap_in(
+        self, host_row: int, keys: Sequence[BlockKey], *, tokens: TokenArray | None = None, keep: int = 0
+    ) -> tuple[int, int]:
         """Bring a swapped sequence back, into as few runs as there are; return its row and the blocks copied.
 
-        Blocks whose content is still cached on the device are shared instead of copied.
+        Blocks whose content is still cached on the device are shared instead of copied. ``keys`` and ``tokens`` are
+        those of ``admit``.
 
         Raises:
             OutOfBlocks: Too few device blocks, ``keep`` of them left out.
@@ -184,10 +237,10 @@ class BlockManager:
             host_ids = self.host_tables.table(host_row).copy()
             num_tokens = int(self.host_tables.num_tokens[host_row])
             keys = keys[: num_tokens // self.block_size]
-            ids = self._resident(host_row, keys)
+            ids = self._resident(host_row, keys, tokens)
             resident = ids[ids != NO_ROW]
             missing = np.flatnonzero(ids == NO_ROW)
-            self._require(len(missing) + self._count_idle(resident.tolist()), keep)
+            self._require(len(missing) + self._count_idle(resident), keep)
             pool.share(resident)
             fresh = pool.allocate_compact(len(missing))
             ids[missing] = fresh
@@ -197,18 +250,23 @@ class BlockManager:
                 pool.release(ids[::-1])
                 raise
             row = self.tables.new_row(ids, num_tokens)
-            if self.config.prefix_cache:
-                full = missing[missing < len(keys)].tolist()
-                pool.insert_keys([int(ids[i]) for i in full], [keys[i] for i in full])
+            if self.config.prefix_cache and keys:
+                size, first = self.block_size, int(missing[0]) if len(missing) and tokens is not None else 0
+                identity = pool.cache.identity_of(int(ids[first - 1])) if first else ROOT
+                own = None if tokens is None else tokens[first * size : len(keys) * size]
+                self.tables.identity[row] = identity
+                self.publish_keys(row, keys[first:], first, tokens=own)
             self.free_host(host_row)
             return row, len(missing)
 
-    def plan_swap_in(self, host_row: int, keys: Sequence[BlockKey]) -> tuple[int, int]:
+    def plan_swap_in(
+        self, host_row: int, keys: Sequence[BlockKey], *, tokens: TokenArray | None = None
+    ) -> tuple[int, int]:
         """Return how many blocks ``swap_in`` would copy, and by how many fewer would be allocatable after it."""
         with self.lock:
-            ids = self._resident(host_row, keys)
+            ids = self._resident(host_row, keys, tokens)
             missing = int(np.count_nonzero(ids == NO_ROW))
-            return missing, missing + self._count_idle(ids[ids != NO_ROW].tolist())
+            return missing, missing + self._count_idle(ids[ids != NO_ROW])
 
     def free_host(self, host_row: int) -> None:
         """Release a swapped sequence's host blocks and forget its host row."""
@@ -322,7 +380,7 @@ class BlockManager:
                 fill=fill,
                 owner=owner,
                 last_used=last_used,
-                hash64=facts.hash64.copy(),
+                hash64=pool.cache.hash64().copy(),
             )
 
     def slots(self, tier: Tier, row: int, start: int, stop: int) -> NDArray[np.int64]:
@@ -333,14 +391,42 @@ class BlockManager:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _resident(self, host_row: int, keys: Sequence[BlockKey]) -> IdArray:
+    def _match_and_lock(self, keys: Sequence[BlockKey], tokens: TokenArray | None) -> list[int]:
+        """Take the allocator lock, and return the matched blocks, which nobody can take away while it is held.
+
+        The match is made without the lock and thrown away if a key was dropped meanwhile; after
+        ``OPTIMISTIC_TRIES`` conflicts it is made under the lock.
+        """
+        cache, lock = self.device.cache, self.lock
+        if not keys:
+            lock.acquire()
+            return []
+        for _ in range(OPTIMISTIC_TRIES if self.config.optimistic_lookup else 0):
+            version = cache.version
+            matched = cache.match(keys, tokens)
+            lock.acquire()
+            if cache.version == version:
+                return matched
+            self.optimistic_retries += 1
+            lock.release()
+        lock.acquire()
+        return cache.match(keys, tokens)
+
+    def _resident(self, host_row: int, keys: Sequence[BlockKey], tokens: TokenArray | None) -> IdArray:
         """Return the device blocks that hold the content of a swapped row; ``NO_ROW`` where none does. [blocks]"""
         ids = np.full(int(self.host_tables.num_blocks[host_row]), NO_ROW, np.int64)
-        if self.config.prefix_cache:
-            for position, key in enumerate(keys[: int(self.host_tables.num_tokens[host_row]) // self.block_size]):
-                block = self.device.cache.block_of(key)
-                if block is not None:
-                    ids[position] = block
+        if not self.config.prefix_cache:
+            return ids
+        keys = keys[: int(self.host_tables.num_tokens[host_row]) // self.block_size]
+        cache = self.device.cache
+        if tokens is not None:
+            matched = cache.match(keys, tokens)
+            ids[: len(matched)] = matched
+            return ids
+        for position, key in enumerate(keys):
+            block = cache.block_of(key)
+            if block is not None:
+                ids[position] = block
         return ids
 
     def _require(self, needed: int, keep: int) -> None:
@@ -349,11 +435,12 @@ class BlockManager:
         if needed + keep > allocatable:
             raise OutOfBlocks(needed + keep, allocatable)
 
-    def _count_idle(self, block_ids: list[int]) -> int:
-        """Return how many of these cached or held blocks are allocatable now, and so will be used up by sharing."""
+    def _count_idle(self, ids: IdArray) -> int:
+        """Return how many of these cached or held blocks are allocatable now, and so will be used up by sharing. [n]"""
         facts = self.device.facts
-        ids = np.asarray(block_ids, np.int64)
-        return int(np.count_nonzero((facts.state[ids] == CACHED) & (facts.flags[ids] == 0)))
+        if facts.num_flagged:
+            ids = ids[facts.flags[ids] == 0]
+        return facts.state[ids].tobytes().count(CACHED)
 
     def _shared_tails(self, rows: Rows) -> Rows:
         """Return the rows whose last block has other holders."""

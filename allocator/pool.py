@@ -6,9 +6,10 @@ Not locked by itself: ``BlockManager`` holds the allocator lock around every cal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allocator.config import Eviction
 from allocator.errors import NoContiguousRun, NotHeld, OutOfBlocks, Refused
@@ -17,11 +18,32 @@ from allocator.facts import CACHED, FREE, HOLDERS_MASK, KEY, RESERVED, SHARED, S
 from allocator.free_list import SCALAR_BELOW, FreeList
 from allocator.ids import BlockFlag, BlockKey, IdArray, Tier
 from allocator.metrics import find_runs
-from allocator.prefix_cache import PrefixCache
+from allocator.prefix_cache import ROOT, PrefixCache
 
 _RAMP: Final = np.arange(4096, dtype=np.int32)
+_RAMP_BYTES: Final = _RAMP.tobytes()
+# One byte a block, to compare a whole table's states with in one go.
+_SOLE: Final = bytes([SOLE])
+_SOLE_KEY: Final = bytes([SOLE | KEY])
+_SHARED_KEY: Final = bytes([SHARED | KEY])
+_CACHED: Final = bytes([CACHED])
+# As arrays without a dimension: numpy writes them in half the time it takes for a Python int.
+_TO_FREE: Final = np.array(FREE, np.uint8)
+_TO_SOLE: Final = np.array(SOLE, np.uint8)
 #: Block ids as callers pass and get them: a short list below ``SCALAR_BELOW``, an int64 array above.
 Ids = Sequence[int] | IdArray
+
+
+class Keyed(NamedTuple):
+    """What giving keys did.
+
+    Attributes:
+        num_keys: Blocks that got one.
+        identity: Identity of the content up to the last of them, for the blocks that follow.
+    """
+
+    num_keys: int
+    identity: int
 
 
 class BlockPool:
@@ -44,7 +66,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.slab_size = slab_size or max(1, num_blocks)
         self.facts = BlockFacts(num_blocks)
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(num_blocks)
         self.eviction: Eviction = eviction
         self.step = 0
         self.num_cached = 0
@@ -117,6 +139,12 @@ class BlockPool:
             OutOfBlocks: Fewer are allocatable; nothing is taken.
         """
         free = self._free
+        if SCALAR_BELOW <= n <= free.top:
+            free.top = top = free.top - n
+            taken = free.stack[top : top + n][::-1].copy()
+            self.facts.state[taken] = _TO_SOLE
+            self.num_allocated += n
+            return taken
         if n > len(free):
             if n > self.num_allocatable:
                 raise OutOfBlocks(n, self.num_allocatable, self.tier)
@@ -129,7 +157,7 @@ class BlockPool:
                 state[block] = SOLE
             return few
         many = free.take_many(n)
-        self.facts.state[many] = SOLE
+        self.facts.state[many] = _TO_SOLE
         return many
 
     def allocate_contiguous(self, n: int) -> IdArray:
@@ -181,22 +209,16 @@ class BlockPool:
         facts = self.facts
         ids = np.asarray(block_ids, np.int64)
         states = facts.state[ids]
-        if states.tobytes().count(CACHED) == len(ids):
-            self._revive(ids)
+        codes = states.tobytes()
+        shared, sole = codes.count(SHARED | KEY), codes.count(SOLE | KEY)
+        # Along a prefix the holders get fewer, so the states of a match are usually in this order.
+        if codes == _SHARED_KEY * shared + _SOLE_KEY * sole + _CACHED * (len(ids) - shared - sole):
+            self._add_holder(ids[:shared], ids[shared : shared + sole], ids[shared + sole :])
             return
         if ((states == FREE) | (states == RESERVED) | (states > (SHARED | KEY))).any():
             raise NotHeld("a block that is neither held nor cached cannot be shared")
         holders = states & HOLDERS_MASK
-        idle = ids[holders == 0]
-        if len(idle):
-            self._revive(idle)
-        sole = ids[holders == SOLE]
-        facts.refs[sole] = 2
-        facts.state[sole] += SHARED - SOLE
-        shared = ids[holders == SHARED]
-        facts.refs[shared] += 1
-        facts.uses[sole] += 1
-        facts.uses[shared] += 1
+        self._add_holder(ids[holders == SHARED], ids[holders == SOLE], ids[holders == 0])
 
     # -- giving blocks back ---------------------------------------------------------------------------
 
@@ -249,19 +271,18 @@ class BlockPool:
         facts = self.facts
         state = facts.state
         try:
-            states = facts.guarded[ids]
-            if states.tobytes().count(SOLE) != n or facts.num_flagged:
+            if facts.guarded[ids].tobytes() != _SOLE * n or facts.num_flagged:
                 return False
-            state[ids] = FREE
+            state[ids] = _TO_FREE
         except IndexError:
             return False
-        if n << 6 > self.num_blocks:
+        if n << 6 > self.num_blocks or n > len(_RAMP):
             # Only this call makes blocks free here, so the free ones must now be exactly n more.
             distinct = self.num_blocks - int(np.count_nonzero(state)) == len(self._free) + n
         else:
-            ramp = _RAMP[:n] if n <= len(_RAMP) else np.arange(n, dtype=np.int32)
-            facts.mark[ids] = ramp
-            distinct = facts.mark[ids].tobytes() == ramp.tobytes()
+            mark = facts.mark
+            mark[ids] = _RAMP[:n]
+            distinct = mark[ids].tobytes() == _RAMP_BYTES[: 4 * n]
         if not distinct:
             state[ids] = SOLE
             return False
@@ -290,28 +311,52 @@ class BlockPool:
         facts = self.facts
         states = facts.state[ids]
         codes = states.tobytes()
-        if codes.count(SOLE) + codes.count(SOLE | KEY) < len(ids):
-            holders = states & HOLDERS_MASK
-            if not holders.all() or (states > (SHARED | KEY)).any():
-                raise NotHeld("a block that nobody holds was released")
-            self._drop_shared(ids[holders == SHARED])
-            sole = holders == SOLE
-            ids, states = ids[sole], states[sole]
-        keyed = states >= KEY
-        return self._make_idle(ids[~keyed], ids[keyed])
+        plain, keyed = codes.count(SOLE), codes.count(SOLE | KEY)
+        # Tail first come the unkeyed blocks, then keyed ones, then those that others share.
+        if codes == _SOLE * plain + _SOLE_KEY * keyed + _SHARED_KEY * (len(ids) - plain - keyed):
+            if plain + keyed < len(ids):
+                self._drop_shared(ids[plain + keyed :])
+            return self._make_idle(ids[:plain], ids[plain : plain + keyed])
+        holders = states & HOLDERS_MASK
+        if not holders.all() or (states > (SHARED | KEY)).any():
+            raise NotHeld("a block that nobody holds was released")
+        self._drop_shared(ids[holders == SHARED])
+        return self._make_idle(ids[states == SOLE], ids[states == (SOLE | KEY)])
 
-    def insert_keys(self, block_ids: Sequence[int], keys: Sequence[BlockKey]) -> int:
-        """Give held, full blocks their keys; return how many got one (another block may own the content). [n], [n]"""
-        done = self.cache.insert(block_ids, keys)
-        if done:
-            facts = self.facts
-            ids = np.array(block_ids, np.int64)[done]
-            facts.state[ids] |= KEY
-            facts.inserted[ids] = np.arange(self._insertions, self._insertions + len(done))
+    def insert_keys(
+        self,
+        block_ids: Ids,
+        keys: Sequence[BlockKey],
+        tokens: NDArray[np.int32] | None = None,
+        parent: int = ROOT,
+    ) -> Keyed:
+        """Give held, full blocks that follow each other in one sequence their keys.
+
+        A block keeps the first key it was given, and the first block with a content keeps that content's key.
+
+        Args:
+            block_ids: The blocks. [n]
+            keys: Their keys. [n]
+            tokens: Their tokens, to be compared on a hit; ``None`` where keys are exact by themselves. [n * block_size]
+            parent: Identity of the content before them, see ``PrefixCache``.
+        """
+        facts = self.facts
+        ids = np.asarray(block_ids, np.int64)
+        if len(ids) > 1 and max(facts.state[ids].tobytes(), default=0) >= KEY:
+            return self._insert_singly(ids, keys, tokens, parent)
+        if len(ids) == 1 and facts.state_bytes[int(ids[0])] & KEY:
+            return Keyed(0, self.cache.identity_of(int(ids[0])))
+        inserted = self.cache.insert(ids, keys, tokens, parent)
+        if inserted.displaced:
+            self._lose_keys(inserted.displaced)
+        if inserted.positions is not None:
+            ids = ids[inserted.positions]
+        facts.state[ids] |= KEY
+        if self.eviction != "lru":
+            facts.inserted[ids] = np.arange(self._insertions, self._insertions + len(ids))
             facts.uses[ids] = 0
-            facts.hash64[ids] = np.frombuffer(b"".join(keys), np.uint64)[::2][done]
-            self._insertions += len(done)
-        return len(done)
+            self._insertions += len(ids)
+        return Keyed(len(ids), inserted.identity)
 
     def evict(self, n: int | None = None) -> int:
         """Evict the next ``n`` cached blocks, or all; return how many were. Pinned and fenced ones stay."""
@@ -384,7 +429,7 @@ class BlockPool:
         cached = facts.state[sources] == CACHED
         facts.move(sources, destinations)
         self._num_moving -= len(sources)
-        self.cache.rename(sources.tolist(), destinations.tolist())
+        self.cache.rename(sources, destinations)
         if cached.any():
             remap = np.arange(facts.num_blocks, dtype=np.int64)
             remap[sources[cached]] = destinations[cached]
@@ -398,6 +443,7 @@ class BlockPool:
             raise Refused("blocks above the new end are in use")
         self._order.forget_stale(self.facts)  # entries must not name ids that are gone, or come back as others
         self.facts = self.facts.resized(num_blocks)
+        self.cache.resize(num_blocks)
         self.num_blocks = num_blocks
         ids = self._free.ids()
         if num_blocks > old:
@@ -415,14 +461,44 @@ class BlockPool:
         self.num_allocated += len(block_ids)
         return block_ids
 
-    def _revive(self, ids: IdArray) -> None:
-        """Give cached blocks their first holder."""
+    def _add_holder(self, shared: IdArray, sole: IdArray, cached: IdArray) -> None:
+        """Add one holder to blocks that have several, one and none."""
         facts = self.facts
-        facts.state[ids] = SOLE | KEY
-        facts.uses[ids] += 1
-        self.num_cached -= len(ids)
+        if len(shared):
+            facts.refs[shared] += 1
+        if len(sole):
+            facts.refs[sole] = 2
+            facts.state[sole] += SHARED - SOLE
+        if len(cached):
+            facts.state[cached] = SOLE | KEY
+            self.num_cached -= len(cached)
+            if facts.num_flagged:
+                self._withheld_cached -= int(np.count_nonzero(facts.flags[cached]))
+        if self.eviction == "lfu":
+            for ids in (shared, sole, cached):
+                facts.uses[ids] += 1
+
+    def _insert_singly(
+        self, ids: IdArray, keys: Sequence[BlockKey], tokens: NDArray[np.int32] | None, parent: int
+    ) -> Keyed:
+        """``insert_keys`` for a chain in which some blocks have a key already."""
+        count, size = 0, 0 if tokens is None else len(tokens) // len(keys)
+        for i, key in enumerate(keys):
+            own = None if tokens is None else tokens[i * size : (i + 1) * size]
+            done = self.insert_keys(ids[i : i + 1], [key], own, parent)
+            count, parent = count + done.num_keys, done.identity
+        return Keyed(count, parent)
+
+    def _lose_keys(self, block_ids: list[int]) -> None:
+        """Follow the cache, which gave the keys of these blocks to others; cached ones become free."""
+        facts = self.facts
+        ids = np.array(block_ids, np.int64)
+        idle = ids[facts.state[ids] == CACHED]
+        facts.state[ids] &= ~np.uint8(KEY)
+        self.num_cached -= len(idle)
         if facts.num_flagged:
-            self._withheld_cached -= int(np.count_nonzero(facts.flags[ids]))
+            self._withheld_cached -= int(np.count_nonzero(facts.flags[idle]))
+        self.put_free(idle)
 
     def _drop_shared(self, ids: IdArray) -> None:
         facts = self.facts
@@ -461,9 +537,8 @@ class BlockPool:
         self._free.put_many(victims)
 
     def _uncache(self, block_ids: IdArray) -> None:
-        self.cache.forget(block_ids.tolist())
+        self.cache.forget(block_ids)
         self.facts.state[block_ids] = FREE
-        self.facts.hash64[block_ids] = 0
         self.num_cached -= len(block_ids)
         if self.facts.num_flagged:
             withheld = int(np.count_nonzero(self.facts.flags[block_ids]))

@@ -68,6 +68,7 @@ class SharedPool:
         self.lock = lock or CountedLock("allocator")
         self.reserve = reserve
         self.steals = 0
+        self._try_lock, self._unlock = self.lock.try_acquire, self.lock.release
         self._local = threading.local()
         self._reservations: list[Reservation] = []
 
@@ -91,16 +92,24 @@ class SharedPool:
             OutOfBlocks: Fewer can be had, reserved ones included; nothing is taken.
         """
         if n < SCALAR_BELOW and self.reserve:
-            return self._allocate_few(n)
-        lock = self.lock
-        if not lock.try_acquire(False):
+            if n != 1:
+                return self._allocate_few(n)
+            try:
+                mine = self._local.mine
+                block = mine.blocks.pop()
+            except (AttributeError, IndexError):
+                return self._allocate_few(1)
+            self.pool.facts.state_bytes[block] = SOLE
+            mine.handed_out += 1
+            return [block]
+        if not self._try_lock(False):
             if n < CONTENDED_BELOW and self.reserve:
                 return self._allocate_few(n)
-            lock.acquire()
+            self.lock.acquire()
         try:
             return self._allocate_locked(n)
         finally:
-            lock.release()
+            self._unlock()
 
     def release(self, block_ids: Ids) -> None:
         """Drop one reference for each id, as ``BlockPool.release`` does.
@@ -113,14 +122,14 @@ class SharedPool:
             if self._release_few(block_ids):
                 return
             self.lock.acquire()
-        elif not self.lock.try_acquire(False):
+        elif not self._try_lock(False):
             if n < CONTENDED_BELOW and self.reserve and self._release_few(block_ids):
                 return
             self.lock.acquire()
         try:
             self.pool.release(block_ids)
         finally:
-            self.lock.release()
+            self._unlock()
 
     def share(self, block_ids: Ids) -> None:
         """Add one reference to each block. Distinct ids; see ``BlockPool.share``."""
@@ -196,6 +205,16 @@ class SharedPool:
             mine = self._mine()
         ids: Sequence[int] = block_ids.tolist() if isinstance(block_ids, np.ndarray) else block_ids
         state, top = facts.state_bytes, pool.num_blocks
+        if len(ids) == 1 and len(mine.blocks) < 2 * SLAB:
+            block = ids[0]
+            if not 0 <= block < top or state[block] != SOLE:
+                return False
+            state[block] = RESERVED
+            mine.blocks.append(block)
+            mine.taken_back += 1
+            if pool.facts.num_flagged:  # raised since the look above: see the end of this function
+                self._return_surplus(mine)
+            return True
         for done, block in enumerate(ids):
             if not 0 <= block < top or state[block] != SOLE:
                 for other in ids[:done]:
@@ -206,8 +225,7 @@ class SharedPool:
         mine.taken_back += len(ids)
         # A block may have been pinned, or the pool have asked for everything back, since the look above.
         if len(mine.blocks) > 2 * SLAB or facts.num_flagged:
-            with self.lock:
-                self._spill(mine)
+            self._return_surplus(mine)
         return True
 
     # -- under the lock ------------------------------------------------------------------------------
@@ -251,10 +269,12 @@ class SharedPool:
         self.steals += back > 0
         return back
 
-    def _spill(self, mine: Reservation) -> None:
-        keep = 0 if self.pool.facts.num_flagged else SLAB
-        self._put_back(_pop_until(mine.blocks, keep))
-        mine.spills += 1
+    def _return_surplus(self, mine: Reservation) -> None:
+        """Give back what a reservation has too much of: all of it while any block is flagged."""
+        with self.lock:
+            keep = 0 if self.pool.facts.num_flagged else SLAB
+            self._put_back(_pop_until(mine.blocks, keep))
+            mine.spills += 1
 
     def _drain(self, reservation: Reservation) -> int:
         back = _pop_until(reservation.blocks, 0)
@@ -299,7 +319,7 @@ class _AtExit:
     def __del__(self) -> None:
         with self.pool.lock:
             if self.mine in self.pool._reservations:
-                self.pool._drain(self.mine)
+                self.pool._put_back(_pop_until(self.mine.blocks, 0))
                 self.pool._forget(self.mine)
 
 

@@ -6,7 +6,7 @@ import collections.abc
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from allocator.content import Content
+from allocator.content import Content, TokenArray
 from allocator.ids import BlockKey, SeqId, Status
 
 Keys: TypeAlias = "collections.abc.Sequence[BlockKey]"
@@ -23,6 +23,7 @@ class Sequence:
         num_prompt: Prompt tokens.
         num_target: Tokens at which it finishes.
         keys: Keys of the leading full blocks that can be found by content. [0..n]
+        tokens: Tokens to be compared on a hit; ``None`` where keys are exact by themselves.
         arrived_step: When it was submitted.
         status: Where it is in its life.
         row: Row in the device tables, while running.
@@ -40,6 +41,7 @@ class Sequence:
     num_prompt: int
     num_target: int
     keys: Keys
+    tokens: TokenArray | None
     arrived_step: int
     status: Status = Status.WAITING
     row: int | None = None

@@ -39,6 +39,8 @@ class Counters(msgspec.Struct):
     preemptions_swap: int = 0
     preemptions_recompute: int = 0
     copy_on_write_blocks: int = 0
+    optimistic_retries: int = 0
+    key_collisions: int = 0
     failures_capacity: int = 0
     failures_contiguous: int = 0
     integrity_checks: int = 0

@@ -86,7 +86,7 @@ def test_an_allocation_never_fails_while_blocks_are_reserved() -> None:
 def test_reserving_evicts_nothing() -> None:
     pool = BlockPool(8)
     ids = pool.allocate(8)
-    pool.insert_keys(list(ids), [bytes([i]) * 16 for i in range(8)])
+    pool.insert_keys(list(ids), [bytes([i + 1]) * 16 for i in range(8)])
     pool.release(ids)
     shared = SharedPool(pool)
     assert len(shared.allocate(2)) == 2
