@@ -23,7 +23,7 @@ class EvictionOrder(Protocol):
     """Keeps cached blocks in the order in which they would be evicted."""
 
     def add(self, facts: BlockFacts, block_ids: IdArray) -> None:
-        """Add blocks that have just become cached, their stamps already written. [n]"""
+        """Add blocks that have just become cached, at least one, their stamps already written. [n]"""
 
     def take(self, facts: BlockFacts, n: int) -> IdArray:
         """Remove and return the next ``n`` victims; fewer only when there are fewer. [0..n]"""
@@ -42,66 +42,60 @@ class LruOrder:
     """Least recently released first: one record a release, its blocks in the order given."""
 
     def __init__(self) -> None:
-        self._records: deque[IdArray] = deque()
-        self._stamps: deque[NDArray[np.int64]] = deque()
+        self._records: deque[tuple[int, IdArray]] = deque()
         self._entries = 0
 
     def add(self, facts: BlockFacts, block_ids: IdArray) -> None:
         if self._entries > 2 * facts.num_blocks + 64:
             self.forget_stale(facts)
-        self._records.append(block_ids)
-        self._stamps.append(facts.stamp[block_ids])
+        self._records.append((int(facts.stamp[block_ids[0]]), block_ids))
         self._entries += len(block_ids)
 
     def take(self, facts: BlockFacts, n: int) -> IdArray:
         taken: list[IdArray] = []
-        skipped: list[IdArray] = []
+        skipped: list[tuple[int, IdArray]] = []
         missing = n
         while missing and self._records:
-            ids, stamps = self._records[0], self._stamps[0]
-            live = current = _is_current(facts, ids, stamps)
+            stamp, ids = self._records[0]
+            live = current = _is_current(facts, ids, stamp)
             if facts.num_flagged:
                 live = current & (facts.flags[ids] == 0)
             at = live.nonzero()[0]
             cut = int(at[missing]) if len(at) > missing else len(ids)
             if cut < len(ids):
-                self._records[0], self._stamps[0] = ids[cut:], stamps[cut:]
+                self._records[0] = (stamp, ids[cut:])
             else:
                 self._records.popleft()
-                self._stamps.popleft()
             self._entries -= cut
             if live is not current:
-                skipped.append(ids[:cut][(current & ~live)[:cut]])
+                skipped.append((stamp, ids[:cut][(current & ~live)[:cut]]))
             if len(at):
                 taken.append(ids[at[:missing]])
                 missing -= len(taken[-1])
-        for ids in reversed(skipped):
-            self._records.appendleft(ids)
-            self._stamps.appendleft(facts.stamp[ids])
-            self._entries += len(ids)
+        for stamp, ids in reversed(skipped):
+            if len(ids):
+                self._records.appendleft((stamp, ids))
+                self._entries += len(ids)
         if len(taken) == 1:
             return taken[0]
         return np.concatenate(taken) if taken else np.empty(0, np.int64)
 
     def order(self, facts: BlockFacts) -> IdArray:
-        if not self._records:
+        current = [ids[_is_current(facts, ids, stamp)] for stamp, ids in self._records]
+        if not current:
             return np.empty(0, np.int64)
-        ids, stamps = np.concatenate(self._records), np.concatenate(self._stamps)
-        evictable: IdArray = ids[_is_current(facts, ids, stamps) & (facts.flags[ids] == 0)]
+        ids = np.concatenate(current)
+        evictable: IdArray = ids[facts.flags[ids] == 0]
         return evictable
 
     def rename(self, remap: IdArray) -> None:
-        for i, ids in enumerate(self._records):
-            self._records[i] = remap[ids]
+        for i, (stamp, ids) in enumerate(self._records):
+            self._records[i] = (stamp, remap[ids])
 
     def forget_stale(self, facts: BlockFacts) -> None:
-        if not self._records:
-            return
-        ids, stamps = np.concatenate(self._records), np.concatenate(self._stamps)
-        ids = ids[_is_current(facts, ids, stamps)]
-        self._records = deque([ids] if len(ids) else [])
-        self._stamps = deque([facts.stamp[ids]] if len(ids) else [])
-        self._entries = len(ids)
+        kept = ((stamp, ids[_is_current(facts, ids, stamp)]) for stamp, ids in self._records)
+        self._records = deque(record for record in kept if len(record[1]))
+        self._entries = sum(len(ids) for _, ids in self._records)
 
 
 class RankedOrder:
@@ -158,6 +152,6 @@ def make_order(policy: Eviction) -> EvictionOrder:
     return LruOrder() if policy == "lru" else RankedOrder(policy)
 
 
-def _is_current(facts: BlockFacts, ids: IdArray, stamps: NDArray[np.int64]) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = (facts.state[ids] == CACHED) & (facts.stamp[ids] == stamps)
+def _is_current(facts: BlockFacts, ids: IdArray, stamp: int) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = (facts.state[ids] == CACHED) & (facts.stamp[ids] == stamp)
     return mask

@@ -21,8 +21,9 @@ SHARED: Final = 2
 RESERVED: Final = 4
 #: Not a state: what an id outside the pool finds.
 INVALID: Final = 7
-#: Bit: the block's content has a key in the prefix cache.
-KEY: Final = 8
+#: Bit: the block's content has a key in the prefix cache. The top one, so that ``bytes.isascii`` tells at C speed
+#: whether any block of a table has a key.
+KEY: Final = 128
 CACHED: Final = FREE | KEY
 HOLDERS_MASK: Final = SOLE | SHARED
 
@@ -47,7 +48,7 @@ class BlockFacts:
         mark: Scratch, to see whether ids repeat. [n] int32
         refs: Holders of each shared block; meaningless for others. [n] int32
         flags: ``BlockFlag`` bits. [n] uint8
-        stamp: Number of the release that last made the block cached. [n] int64
+        stamp: Number of the release that last made the block cached; in LRU one for all blocks of a call. [n] int64
         inserted: Number of the insertion that gave it its key. [n] int64
         uses: Hits since that insertion. [n] int32
         last_used: Step of its last release. [n] uint32

@@ -27,7 +27,7 @@ class CountedLock:
 
     Attributes:
         layer: Its name in ``RANKS``.
-        acquisitions: Times it was taken, re-entries left out.
+        acquisitions: Times it was taken with ``with`` or ``acquire``, re-entries included.
         contended: Of these, times the taker had to wait.
         wait_s: Time spent waiting. [s]
         longest_wait_s: The longest wait. [s]
@@ -44,26 +44,31 @@ class CountedLock:
 
     def acquire(self) -> None:
         """Take the lock, waiting if somebody else holds it."""
-        if not self._lock.acquire(blocking=False):
-            started = time.perf_counter()
-            self._lock.acquire()
-            # Counted while holding the lock, so that no count is lost.
-            waited = time.perf_counter() - started
-            self.contended += 1
-            self.wait_s += waited
-            self.longest_wait_s = max(self.longest_wait_s, waited)
+        if not self.try_acquire(False):
+            self._wait()
         self.acquisitions += 1
 
     def __enter__(self) -> CountedLock:
         if _checking:
             _note_taken(self)
-        self.acquire()
+        if not self.try_acquire(False):
+            self._wait()
+        self.acquisitions += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.release()
         if _checking:
             _note_released(self)
+
+    def _wait(self) -> None:
+        started = time.perf_counter()
+        self._lock.acquire()
+        # Counted while holding the lock, so that no count is lost.
+        waited = time.perf_counter() - started
+        self.contended += 1
+        self.wait_s += waited
+        self.longest_wait_s = max(self.longest_wait_s, waited)
 
 
 @contextmanager

@@ -342,10 +342,8 @@ class BlockPool:
         """
         facts = self.facts
         ids = np.asarray(block_ids, np.int64)
-        if len(ids) > 1 and max(facts.state[ids].tobytes(), default=0) >= KEY:
+        if not facts.state[ids].tobytes().isascii():
             return self._insert_singly(ids, keys, tokens, parent)
-        if len(ids) == 1 and facts.state_bytes[int(ids[0])] & KEY:
-            return Keyed(0, self.cache.identity_of(int(ids[0])))
         inserted = self.cache.insert(ids, keys, tokens, parent)
         if inserted.displaced:
             self._lose_keys(inserted.displaced)
@@ -484,6 +482,9 @@ class BlockPool:
         """``insert_keys`` for a chain in which some blocks have a key already."""
         count, size = 0, 0 if tokens is None else len(tokens) // len(keys)
         for i, key in enumerate(keys):
+            if self.facts.state_bytes[int(ids[i])] & KEY:
+                parent = self.cache.identity_of(int(ids[i]))
+                continue
             own = None if tokens is None else tokens[i * size : (i + 1) * size]
             done = self.insert_keys(ids[i : i + 1], [key], own, parent)
             count, parent = count + done.num_keys, done.identity
@@ -521,8 +522,12 @@ class BlockPool:
         if len(keyed):
             facts.state[keyed] = CACHED
             facts.last_used[keyed] = self.step
-            facts.stamp[keyed] = np.arange(self._releases, self._releases + len(keyed))
-            self._releases += len(keyed)
+            if self.eviction == "lru":
+                facts.stamp[keyed] = self._releases
+                self._releases += 1
+            else:
+                facts.stamp[keyed] = np.arange(self._releases, self._releases + len(keyed))
+                self._releases += len(keyed)
             self.num_cached += len(keyed)
             if self.facts.num_flagged:
                 self._withheld_cached += int(np.count_nonzero(facts.flags[keyed]))

@@ -22,6 +22,7 @@ from allocator.ids import BlockKey, IdArray
 KEY_BYTES: Final = 16
 #: Identity of the empty prefix: the parent of every first block.
 ROOT: Final = 0
+_NO_KEY: Final = np.zeros((), f"V{KEY_BYTES}")
 _ROOT_BYTES: Final = np.int64(ROOT).tobytes()
 
 
@@ -142,7 +143,7 @@ class PrefixCache:
         self.version += 1
         data = self._keys[block_ids].tobytes()
         deque(map(self._block_of.pop, struct.unpack(f"{KEY_BYTES}s" * len(block_ids), data)), 0)
-        self._keys[block_ids] = np.zeros(1, self._keys.dtype)
+        self._keys[block_ids] = _NO_KEY
 
     def rename(self, sources: IdArray, destinations: IdArray) -> None:
         """Follow blocks that moved; no destination has a key. [n], [n]"""
@@ -153,7 +154,7 @@ class PrefixCache:
             key = self._keys[source].tobytes()
             if self._block_of.get(key) == source:
                 self._block_of[key] = destination
-        self._keys[sources] = np.zeros(1, self._keys.dtype)
+        self._keys[sources] = _NO_KEY
 
     def resize(self, num_blocks: int) -> None:
         """Follow the pool's size; blocks above a new end have no key."""
@@ -224,7 +225,7 @@ class PrefixCache:
                     continue
                 self.num_collisions += 1
                 displaced.append(owner)
-                self._keys[owner] = np.zeros((), self._keys.dtype)
+                self._keys[owner] = _NO_KEY
                 self._block_of[key] = block
             self._keys[block] = np.frombuffer(key, self._keys.dtype)[0]
             self._parent[block] = parent

@@ -119,6 +119,23 @@ class SharedPool:
         """
         n = len(block_ids)
         if n < SCALAR_BELOW and self.reserve:
+            # One block is the commonest case by far, and a call would cost as much as all of this.
+            if n == 1 and type(block_ids) is list:
+                facts, block = self.pool.facts, block_ids[0]
+                mine = getattr(self._local, "mine", None)
+                if (
+                    0 <= block < self.pool.num_blocks
+                    and facts.state_bytes[block] == SOLE
+                    and not facts.num_flagged
+                    and mine is not None
+                    and len(mine.blocks) < 2 * SLAB
+                ):
+                    facts.state_bytes[block] = RESERVED
+                    mine.blocks.append(block)
+                    mine.taken_back += 1
+                    if self.pool.facts.num_flagged:
+                        self._return_surplus(mine)
+                    return
             if self._release_few(block_ids):
                 return
             self.lock.acquire()
@@ -182,14 +199,20 @@ class SharedPool:
         except AttributeError:
             mine = self._mine()
         blocks, state = mine.blocks, self.pool.facts.state_bytes
+        # Looked at first: who takes what it has and then fails for the rest makes others fail meanwhile.
+        if len(blocks) < n:
+            return self._refill(mine, n)
         taken: list[int] = []
         try:
             for _ in range(n):
                 block = blocks.pop()
                 state[block] = SOLE
                 taken.append(block)
-        except IndexError:
-            return self._refill(mine, n, taken)
+        except IndexError:  # stolen since the look
+            for block in taken:
+                state[block] = RESERVED
+            blocks += taken
+            return self._refill(mine, n)
         mine.handed_out += n
         return taken
 
@@ -205,16 +228,6 @@ class SharedPool:
             mine = self._mine()
         ids: Sequence[int] = block_ids.tolist() if isinstance(block_ids, np.ndarray) else block_ids
         state, top = facts.state_bytes, pool.num_blocks
-        if len(ids) == 1 and len(mine.blocks) < 2 * SLAB:
-            block = ids[0]
-            if not 0 <= block < top or state[block] != SOLE:
-                return False
-            state[block] = RESERVED
-            mine.blocks.append(block)
-            mine.taken_back += 1
-            if pool.facts.num_flagged:  # raised since the look above: see the end of this function
-                self._return_surplus(mine)
-            return True
         for done, block in enumerate(ids):
             if not 0 <= block < top or state[block] != SOLE:
                 for other in ids[:done]:
@@ -230,32 +243,25 @@ class SharedPool:
 
     # -- under the lock ------------------------------------------------------------------------------
 
-    def _refill(self, mine: Reservation, n: int, taken: list[int]) -> Ids:
-        """Fill the reservation and finish an allocation that found it short; ``taken`` is what it got."""
+    def _refill(self, mine: Reservation, n: int) -> Ids:
+        """Fill a reservation that is short of ``n`` blocks, and allocate from it; else from the pool."""
         with self.lock:
             pool = self.pool
-            missing = n - len(taken)
-            try:
-                # Promised blocks are free ones only, and at most half of them, so that reserving never evicts.
-                slab = min(SLAB, pool.num_free_listed // 2) if not pool.facts.num_flagged else 0
-                if slab > missing:
-                    fresh = pool.take_free(slab)
-                    pool.facts.state[fresh] = RESERVED
-                    mine.blocks += fresh.tolist()
-                    mine.refills += 1
-                    for _ in range(missing):
-                        block = mine.blocks.pop()
-                        pool.facts.state_bytes[block] = SOLE
-                        taken.append(block)
-                    mine.handed_out += n
-                    return taken
-                rest = self._allocate_locked(missing)
-                mine.handed_out += len(taken)
-                return [*taken, *(rest.tolist() if isinstance(rest, np.ndarray) else rest)]
-            except BaseException:
-                pool.facts.state[taken] = RESERVED
-                mine.blocks += taken
-                raise
+            missing = n - len(mine.blocks)
+            # Promised blocks are free ones only, and at most half of them, so that reserving never evicts.
+            slab = min(SLAB, pool.num_free_listed // 2) if not pool.facts.num_flagged else 0
+            if slab > missing:
+                fresh = pool.take_free(slab)
+                pool.facts.state[fresh] = RESERVED
+                mine.blocks += fresh.tolist()
+                mine.refills += 1
+                taken = [mine.blocks.pop() for _ in range(n)]
+                pool.facts.state[taken] = SOLE
+                mine.handed_out += n
+                return taken
+            self._put_back(_pop_until(mine.blocks, 0))
+            ids = self._allocate_locked(n)
+            return ids.tolist() if isinstance(ids, np.ndarray) else ids
 
     def _allocate_locked(self, n: int) -> Ids:
         pool = self.pool

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from allocator.block_map import BlockArrays
+from allocator.events import Event
 from allocator.metrics import ratio, tier_numbers
 from allocator.snapshot import Snapshot
 from kvtop.model.history import LIMIT, History
@@ -60,7 +61,7 @@ def reduce(view: View, observation: Observation, now_s: float) -> View:
         host=host,
         focus_table=observation.focus_table,
         focus_block=observation.focus_block,
-        events=(*view.events, *snapshot.events)[-MAX_EVENTS:],
+        events=(*view.events, *snapshot.events, *_new_notes(view, snapshot))[-MAX_EVENTS:],
         history=history,
         hit_ratio=ratio(counters.hit_blocks, counters.query_blocks),
         hit_ratio_window=_window_ratio(history),
@@ -78,6 +79,14 @@ def _tier(arrays: BlockArrays | None, snapshot: Snapshot) -> TierView | None:
     if arrays is None:
         return None
     return TierView(arrays, tier_numbers(arrays, snapshot.block_size, snapshot.slab_size))
+
+
+def _new_notes(view: View, snapshot: Snapshot) -> list[Event]:
+    """Return the notes that the reading before did not have, as events, so that they stand in the list of those."""
+    known = view.snapshot.notes if view.snapshot else ()
+    latest = [*view.events[-1:], *snapshot.events[-1:]]
+    number = latest[-1].number if latest else 0
+    return [Event(number, snapshot.step, "note", note) for note in snapshot.notes if note not in known]
 
 
 def _is_due(view: View, now_s: float) -> bool:

@@ -53,7 +53,7 @@ class LawBrokenError(AssertionError):
         )
 
 
-class _Broken(Exception):
+class BrokenError(Exception):
     """A law does not hold; raised where it is noticed."""
 
 
@@ -137,10 +137,12 @@ class Client:
             run.note(self._number, "allocate", n, None, called)
             return False
         if len(ids) != n:
-            raise _Broken(f"{n} blocks asked for, {len(ids)} got")
+            raise BrokenError(f"{n} blocks asked for, {len(ids)} got")
         for block in ids:
             if block in run.owner:
-                raise _Broken(f"block {block} given to thread {self._number} while thread {run.owner[block]} holds it")
+                raise BrokenError(
+                    f"block {block} given to thread {self._number} while thread {run.owner[block]} holds it"
+                )
             run.owner[block] = self._number
         run.check_held(ids)
         run.note(self._number, "allocate", n, ids, called)
@@ -237,23 +239,21 @@ class Run:
 
     def __init__(self, scenario: Scenario, choose: Chooser) -> None:
         self.scenario = scenario
-        self.pool = scenario.build()
+        self.over = True  # until it starts: building takes the lock as it likes
+        self._local = threading.local()
+        self._lock = _HandingOverLock(self)
+        with _instead_of_rlock(self._lock):
+            self.pool = scenario.build()
         self.owner: dict[int, int] = {}
         self.decisions: list[tuple[int | None, list[int], int]] = []
         self.switches: list[str] = []
-        self.over = True  # until it starts
         self._choose = choose
         self._clock = self._points = 0
         self._steps: list[Step] = []
         self._broken: str | None = None
         self._done = threading.Semaphore(0)
-        self._local = threading.local()
         self._files = {module.__file__ for module in scenario.watched}
         self._last_point = "start"
-        lock, ours = self.pool.lock, _HandingOverLock(self)
-        lock._lock = ours
-        lock.try_acquire, lock.release = ours.acquire, ours.release
-        self._lock = ours
         self._threads = [_Thread(program, Client(self, i)) for i, program in enumerate(scenario.programs)]
 
     @property
@@ -279,8 +279,10 @@ class Run:
             if self._broken is None:
                 try:
                     self._check_end()
-                except (InvariantViolation, _Broken) as error:
+                except (InvariantViolation, BrokenError) as error:
                     self._break(str(error))
+                except Exception as error:
+                    self._break(f"{type(error).__name__} at the end: {error}")
             # One after the other: each drops its reservation as it ends, and the lock excludes nobody by now.
             for thread in self._threads:
                 thread.turn.release()
@@ -309,7 +311,7 @@ class Run:
         """Check that blocks about to be used or released are marked as held once."""
         for block in ids:
             if self.pool.pool.facts.state_bytes[block] & HOLDERS_MASK != SOLE:
-                raise _Broken(f"block {block} is held, its state is {self.pool.pool.facts.state_bytes[block]}")
+                raise BrokenError(f"block {block} is held, its state is {self.pool.pool.facts.state_bytes[block]}")
 
     def wait_for(self, lock: _HandingOverLock, me: int) -> None:
         """Let others run until ``lock`` is free."""
@@ -367,13 +369,14 @@ class Run:
         thread = self._threads[number]
         self._local.number = number
         thread.turn.acquire(timeout=MAX_WAIT_S)
+        if self.over:
+            return
         try:
-            if not self.over:
-                sys.settrace(self._trace)
-                thread.program(thread.client)
+            sys.settrace(self._trace)
+            thread.program(thread.client)
         except _Abandoned:
             return
-        except _Broken as error:
+        except BrokenError as error:
             self._stop(number, str(error))
         except BaseException as error:
             self._stop(number, f"thread {number} raised {type(error).__name__}: {error}")
@@ -405,7 +408,7 @@ class Run:
 
     def _trace_lines(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line" or event == "opcode":
-            self._point(self.number(), _name(frame.f_code, frame.f_lineno))
+            self._point(self.number(), _name(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno))
         return self._trace_lines
 
     # -- laws --------------------------------------------------------------------------------------------
@@ -423,21 +426,21 @@ class Run:
             ("freed", given_back, pool.num_freed + sum(r.taken_back for r in shared._reservations)),
         ):
             if counted != claimed:
-                raise _Broken(f"{counted} blocks were {name}, the pool counts {claimed}")
+                raise BrokenError(f"{counted} blocks were {name}, the pool counts {claimed}")
         tables = BlockTables()
         if held:
             tables.new_row(np.array(held, np.int64), len(held))
         invariants._check_pool(pool, tables)
         shared.reclaim_all()
         if shared.num_reserved:
-            raise _Broken(f"{shared.num_reserved} blocks stay reserved after all were called back")
+            raise BrokenError(f"{shared.num_reserved} blocks stay reserved after all were called back")
         invariants._check_pool(pool, tables)
         for block in held:
             shared.release([block])
         shared.reclaim_all()
         unflagged = np.flatnonzero(pool.facts.flags == 0)
         if (pool.facts.state != FREE).any() or sorted(pool.free_ids().tolist()) != unflagged.tolist():
-            raise _Broken("not every block is free after all were released")
+            raise BrokenError("not every block is free after all were released")
 
 
 def explore_randomly(scenario: Scenario, seeds: Iterable[int], switch: float = 0.25) -> int:
@@ -530,7 +533,7 @@ def check_order(steps: Sequence[Step], num_blocks: int) -> None:
     fail where one of them must have succeeded, and none can get a block that was pinned before it asked.
 
     Raises:
-        _Broken: There is no such order.
+        BrokenError: There is no such order.
 
     Source: the search for a linearization by Wing and Gong.
     """
@@ -552,9 +555,9 @@ def check_order(steps: Sequence[Step], num_blocks: int) -> None:
             allocatable = everything - held - frozenset(+pins)
             ids = step.ids if step.ids is not None else frozenset()
             if step.kind == "allocate":
-                if len(allocatable) < step.n if step.ids is None else ids <= allocatable:
-                    if can_finish(left - {at}, held | ids, pins):
-                        return True
+                fits = len(allocatable) < step.n if step.ids is None else ids <= allocatable
+                if fits and can_finish(left - {at}, held | ids, pins):
+                    return True
             elif step.kind == "release":
                 if ids <= held and can_finish(left - {at}, held - ids, pins):
                     return True
@@ -567,12 +570,23 @@ def check_order(steps: Sequence[Step], num_blocks: int) -> None:
         return False
 
     if not can_finish(frozenset(range(len(steps))), frozenset(), Counter()):
-        raise _Broken("no order of these calls gives these results: " + "; ".join(map(str, steps)))
+        raise BrokenError("no order of these calls gives these results: " + "; ".join(map(str, steps)))
 
 
 def _name(code: CodeType, line: int) -> str:
     module = code.co_filename.rsplit("/", 1)[-1].removesuffix(".py")
     return f"{module}.{code.co_qualname}:{line}: {linecache.getline(code.co_filename, line).strip()}"
+
+
+@contextmanager
+def _instead_of_rlock(lock: _HandingOverLock) -> Iterator[None]:
+    """Make whatever asks for a re-entrant lock get this one."""
+    before = threading.RLock
+    threading.RLock = lambda: lock  # type: ignore[assignment,misc,return-value]
+    try:
+        yield
+    finally:
+        threading.RLock = before  # type: ignore[misc]
 
 
 @contextmanager

@@ -102,8 +102,8 @@ def test_records_stay_bounded_under_hits_without_evictions(policy):
 def num_entries(pool: BlockPool) -> int:
     order = pool._order
     if isinstance(order, LruOrder):
-        assert order._entries == sum(len(ids) for ids in order._records)
-        assert len(order._records) == len(order._stamps) <= order._entries
+        assert order._entries == sum(len(ids) for _, ids in order._records)
+        assert len(order._records) <= order._entries
         return order._entries
     assert isinstance(order, RankedOrder)
     return len(order._heap)

@@ -10,7 +10,14 @@ from kvtop.model.view import View
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Lines, bar, fit, line, printable
 
-_PHASE_BADGES = {"running": "badge-good", "paused": "badge-warn", "idle": "badge-dim", "done": "badge-dim"}
+_PHASE_BADGES = {
+    "running": "badge-good",
+    "paused": "badge-warn",
+    "idle": "badge-dim",
+    "done": "badge-dim",
+    "stuck": "badge-bad",
+    "failed": "badge-bad",
+}
 #: A good reading older than this is marked with its age.
 STALE_AFTER_S = 1.5
 
@@ -51,8 +58,10 @@ class Header(Lines):
         if snapshot is None:
             text.append(" STARTING ", look.style("badge-dim"))
             return text
-        badge = _PHASE_BADGES.get(snapshot.phase, "badge-dim")
-        text.append(f" {snapshot.phase.upper():<7} ", look.style(badge))
+        phase = snapshot.phase.partition(":")[0]  # the reason behind the colon is the event line's
+        text.append(f" {printable(phase).upper():<7} ", look.style(_PHASE_BADGES.get(phase, "badge-dim")))
+        if faults := snapshot.counters.integrity_faults:
+            text.append(f" {fmt.short(faults)} {'FAULT' if faults == 1 else 'FAULTS'} ", look.style("badge-bad"))
         if age_s is not None and age_s > STALE_AFTER_S:
             text.append(f" no news for {fmt.seconds(age_s)} ", look.style("badge-bad"))
         pool = view.device.numbers.total if view.device else None

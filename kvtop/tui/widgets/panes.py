@@ -130,7 +130,7 @@ class Events(Lines, can_focus=True):
 
 
 class EventLine(Lines):
-    """One line: what the console has to say, else why the engine is lost, else the latest event."""
+    """One line: what the console has to say, else why the engine is lost or stands, else the latest event."""
 
     DEFAULT_CSS = "EventLine { height: 1; }"
 
@@ -138,7 +138,7 @@ class EventLine(Lines):
         super().__init__(look, id=id)
         self.note = ""
         self._note_style = "text"
-        self._error: str | None = None
+        self._trouble: str | None = None
         self._event: Event | None = None
 
     def say(self, note: str, style: str = "text") -> None:
@@ -147,16 +147,17 @@ class EventLine(Lines):
         self.redraw()
 
     def show(self, view: View) -> None:
-        """Note the error and the latest event of a view."""
-        self._error = view.error
+        """Note what is wrong with the engine, and the latest event of a view."""
+        phase = view.snapshot.phase if view.snapshot else ""
+        self._trouble = f"engine lost: {view.error}" if view.error is not None else phase if ":" in phase else None
         self._event = view.events[-1] if view.events else None
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
         if self.note:
             return [line((fit(f" {self.note}", width).rstrip(), self.look.style(self._note_style)))]
-        if self._error is not None:
-            return [line((fit(f" engine lost: {self._error}", width).rstrip(), self.look.style("bad")))]
+        if self._trouble is not None:
+            return [line((fit(f" {self._trouble}", width).rstrip(), self.look.style("bad")))]
         return [event_line(self.look, self._event, width) if self._event else line()]
 
 

@@ -95,6 +95,8 @@ class Sequences(Lines, can_focus=True):
             text.append(" " + fit(f"{row.reason} · {row.label}" if row.reason else row.label, room), look.style("dim"))
         text.append(" " * (width - text.cell_len))
         if row.seq_id == self.cursor:
+            if look.depth == "ansi":  # reversed, each word's own colour would become a patch of background
+                text = line((text.plain, look.style("chosen" if chosen else "text")))
             text.stylize(look.style("row-focus" if self.has_focus else "row"))
         return text
 
