@@ -425,6 +425,9 @@ class BlockPool:
         """Make reserved ``destinations`` what ``sources`` are; sources become free. Flags of sources are clear. [n]"""
         facts = self.facts
         cached = facts.state[sources] == CACHED
+        if cached.any():
+            # A stale entry of a destination must not come to life with the stamp of what moves there.
+            self._order.forget_stale(facts)
         facts.move(sources, destinations)
         self._num_moving -= len(sources)
         self.cache.rename(sources, destinations)

@@ -49,6 +49,17 @@ class _Value(click.ParamType):
             raise UserError(f"{_given_as(param, ctx)} {value}: {self.allowed}") from None
 
 
+class _Flag(click.types.BoolParamType):
+    """A flag; from the environment also a word for yes or no, and a bad one is a ``UserError`` as any bad value is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool | None:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            allowed = "1, true, yes or on; 0, false, no or off"
+            raise UserError(f"{_given_as(param, ctx)} {value}: {allowed}") from None
+
+
 def _given_as(param: click.Parameter | None, ctx: click.Context | None) -> str:
     """Return how the user gave a value: the option's name, or its environment variable's."""
     assert param is not None
@@ -101,7 +112,7 @@ def _option(*names: str, **settings: Any) -> Callable[[_F], _F]:
     if isinstance(settings.get("type"), _Value):
         settings.setdefault("metavar", settings["type"].name)
     if settings.get("is_flag"):
-        settings.setdefault("default", False)
+        settings |= {"default": False, "type": _Flag()}
     return click.option(*names, **settings)
 
 
@@ -119,7 +130,7 @@ _ENGINE_OPTIONS: Final = (
     _option("--device", metavar="auto|cpu|cuda[:I]", help="Where the device pool lies (auto)."),
     _option("--swap-blocks", "num_swap_blocks", type=_whole(0, MAX_BLOCKS), help="Host pool size; 0 is none."),
     _option("--swap-ratio", type=_real(0, 64, "a number from 0 to 64"), help="Host ÷ device pool size (0.5)."),
-    _option("--slab-blocks", type=_whole(1, MAX_BLOCKS), help="Blocks a storage slab (a quarter of the pool)."),
+    _option("--slab-blocks", type=_whole(1, MAX_BLOCKS), help="Blocks a storage slab (the whole first pool)."),
     _option("--workload", metavar="NAME", help="Synthetic workload (chat)."),
     _option("--trace", metavar="FILE", help="Replay the requests of a trace instead."),
     _option("--trace-format", metavar="NAME", help="Format of the trace (auto)."),
@@ -340,7 +351,10 @@ def _one_line(error: click.ClickException) -> str:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"kvtop: {' '.join(text.split())}", file=sys.stderr)
+    one_line = " ".join(text.split())
+    # What is told may hold a file's name or its text: nothing of it may steer the terminal.
+    safe = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in one_line)
+    print(f"kvtop: {safe}", file=sys.stderr)
     return code
 
 

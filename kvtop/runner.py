@@ -37,9 +37,9 @@ MAX_SPEED: Final = 1e6
 #: Seconds the engine may lag behind its pace before the lag is dropped.
 _MAX_LAG_S: Final = 0.1
 #: Steps one call of ``advance`` may cover, at first and at most, and calls in one turn. The number follows the time
-#: a call takes: a quiet engine takes a thousand steps in no time, a busy one must not hold up commands.
+#: a call takes: a quiet engine takes hundreds of steps in no time, a busy one must not hold up commands.
 _FIRST_BATCH_STEPS: Final = 64
-_MAX_BATCH_STEPS: Final = 1024
+_MAX_BATCH_STEPS: Final = 256
 _BATCHES: Final = 1000
 #: Seconds over which the step rate is taken, and between its samples.
 _RATE_WINDOW_S: Final = 1.0
@@ -436,7 +436,8 @@ class EngineRunner:
             self._stalled = True
         took_s = self._clock() - began_s
         if took_s > TURN_S / 2:
-            self._batch_steps = max(1, self._batch_steps // 2)
+            # At once to what fits: a quiet engine may have become a thousand times as busy.
+            self._batch_steps = max(1, min(self._batch_steps // 2, int(taken * TURN_S / 2 / took_s)))
         elif took_s < TURN_S / 8 and taken == self._batch_steps:
             self._batch_steps = min(_MAX_BATCH_STEPS, 2 * self._batch_steps)
         return taken

@@ -82,13 +82,14 @@ ACTIONS: Final = (
     _act(16, "verify", "V", "verify", "check every law, and the contents in stamp mode"),
     Action("restart", ("r",), "r", "", "restart the engine after it was lost", "program"),
     Action("quit", ("q",), "q", "quit", "quit; ends the engine that this console started", "program", rank=2),
+    Action("suspend", ("ctrl+z",), "^Z", "", "back to the shell; fg comes back here", "program"),
     Action("interrupt", ("ctrl+c",), "^C", "", "quit with exit code 130", "program"),
 )
 
 
 def bindings(actions: Iterable[Action] = ACTIONS) -> list[BindingType]:
-    """Return the application's key bindings. Ctrl-C works above dialogs too."""
-    return [Binding(",".join(a.keys), a.name, a.help, show=False, priority="ctrl+c" in a.keys) for a in actions]
+    """Return the application's key bindings. Those with Ctrl work above dialogs too."""
+    return [Binding(",".join(a.keys), a.name, a.help, show=False, priority=a.shown.startswith("^")) for a in actions]
 
 
 def action_of(name: str) -> Action:

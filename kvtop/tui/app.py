@@ -162,6 +162,7 @@ class KvtopApp(App[None]):
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._panes_at_s: float | None = None
         self._note_until_s = 0.0
+        self._told: tuple[str, ...] = ()
         self._busy = False
         self._ascii = AsciiFilter() if self.look.ascii_only else None
 
@@ -261,6 +262,7 @@ class KvtopApp(App[None]):
             self._busy = False
             self.say("a new engine runs", "good")
         self.selected = None
+        self._told = ()
         self.main.say("reading the first block map…")
         self._look_at()
         if self._auto_poll:
@@ -325,10 +327,11 @@ class KvtopApp(App[None]):
     def _show(self, everything: bool) -> None:
         view = self.view
         self._forget_gone_sequence(view)
+        self._say_new_notes(view)
         self.main.show(view, f"sequence {self.selected}" if self.selected is not None else "")
+        self._show_header()  # of the same reading as the map's title, which tells some of its numbers again
         if everything or view.error is not None:
             self._panes_at_s = self.clock()
-            self._show_header()
             self._show_panes()
 
     def _show_header(self) -> None:
@@ -358,6 +361,15 @@ class KvtopApp(App[None]):
             self.say(f"sequence {self.selected} has ended")
             self.selected = None
             self._look_at()
+
+    def _say_new_notes(self, view: View) -> None:
+        """Say what the engine has to tell its user besides events, once."""
+        if view.snapshot is None or view.snapshot.notes == self._told:
+            return
+        new = [note for note in view.snapshot.notes if note not in self._told]
+        self._told = view.snapshot.notes
+        if new:
+            self.say("; ".join(new), "bad" if view.snapshot.counters.integrity_faults else "warn")
 
     def say(self, note: str, style: str = "text") -> None:
         """Show a note on the event line for a while."""
@@ -516,16 +528,27 @@ class KvtopApp(App[None]):
         self.push_screen(ActionSheet(self.look, title, offer, ask), answer)
 
     def action_pause(self) -> None:
-        if self._may("pause"):
-            snapshot = self.view.snapshot
-            self._apply(Resume() if snapshot and snapshot.phase == "paused" else Pause())
+        if self._may_run("pause"):
+            self._apply(Resume() if self._phase == "paused" else Pause())
 
     def action_step(self) -> None:
-        if self._may("step"):
-            if self.view.snapshot and self.view.snapshot.phase == "paused":
+        if self._may_run("step"):
+            if self._phase == "paused":
                 self._apply(Step(1))
             else:
                 self.say("pause first (space), then step")
+
+    def _may_run(self, name: str) -> bool:
+        """Return whether the engine can be set going or stopped at all; else say why not."""
+        if self._may(name) is None:
+            return False
+        if self._phase == "done":
+            self.say("the run is done")
+        return self._phase != "done"
+
+    @property
+    def _phase(self) -> str:
+        return self.view.snapshot.phase if self.view.snapshot else ""
 
     def action_speed(self, way: str) -> None:
         if self._may("speed") is None or self.view.snapshot is None:
@@ -619,6 +642,18 @@ class KvtopApp(App[None]):
 
     async def action_quit(self) -> None:
         self.exit()
+
+    def action_suspend(self) -> None:
+        """Stop this job and give the terminal back to the shell, as Ctrl-Z does elsewhere. The engine goes on."""
+        driver = self._driver
+        # A job that a shell controls has a process group of its own; without such a shell nobody could continue it.
+        if driver is None or not driver.can_suspend or os.getpgrp() == os.getsid(0):
+            self.say("no shell to go back to")
+            return
+        driver.suspend_application_mode()
+        # All of the job: stopped alone, this process would leave a `make` in front of it waiting unseen. SIGSTOP
+        # rather than SIGTSTP, so that nobody takes the terminal before it is restored. The driver sees to SIGCONT.
+        os.killpg(0, signal.SIGSTOP)
 
     def action_interrupt(self) -> None:
         """Leave at once, by Ctrl-C or a signal."""

@@ -34,6 +34,8 @@ MAX_TOKENS: Final = 10_000_000
 MAX_BYTES: Final = 2 << 30
 #: Arrival times are refused beyond this. [s]
 MAX_ARRIVAL_S: Final = 10_000_000_000
+#: From the first arrival to the last, at most: about three years, so that the engine's steps fit 32 bits. [s]
+MAX_SPAN_S: Final = 100_000_000
 #: Messages about bad rows that are kept; all are counted.
 MAX_BAD_KEPT: Final = 5
 
@@ -187,6 +189,12 @@ def _build(path: Path, name: str, rows: list[_Row], block_size: int | None, faul
     duration_s: float | None = None
     if spec.has_times:
         duration_s = order[-1].arrival_s
+        if duration_s > MAX_SPAN_S:
+            late, early = max(rows, key=_arrival).line, min(rows, key=_arrival).line
+            raise UserError(
+                f"{path}:{late}: arrives {duration_s:.0f} s after line {early}: "
+                f"a trace may last {MAX_SPAN_S} s from its first arrival to its last"
+            )
         notes.append(f"arrival times in {spec.unit}, {duration_s:.3f} s from first to last")
         if late := _count_late(rows, spec.line_is_conversation):
             notes.append(f"arrival times out of order: {late} {'row' if late == 1 else 'rows'} sorted")
@@ -195,11 +203,15 @@ def _build(path: Path, name: str, rows: list[_Row], block_size: int | None, faul
     if block_size is not None:
         notes.append(f"block ids for {block_size} tokens each")
     if faults.count:
-        notes.append(f"{faults.count} bad {'row' if faults.count == 1 else 'rows'} skipped")
+        notes.append(f"{faults.count} bad {'row' if faults.count == 1 else 'rows'} skipped; the first: {faults.first[0]}")
     return Trace(
         path, name, tuple(order), tuple(requests), block_size, len(rows) + faults.count, faults.count,
         tuple(faults.first), tuple(notes), duration_s,
     )  # fmt: skip
+
+
+def _arrival(row: _Row) -> float:
+    return row.arrival
 
 
 def _count_late(rows: Sequence[_Row], by_line: bool) -> int:
@@ -469,6 +481,8 @@ def _csv_reader(
         for name in columns:
             if name not in header:
                 raise UserError(f"{faults.path}:{top}: column '{name}' is missing; found: {_show(', '.join(header))}")
+            if header.count(name) > 1:
+                raise UserError(f"{faults.path}:{top}: column '{name}' stands there {header.count(name)} times, not once")
         at_prompt, at_output = header.index(prompt), header.index(output)
         at_arrival = None if arrival is None else header.index(arrival)
         rows = []

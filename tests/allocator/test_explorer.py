@@ -23,7 +23,7 @@ from explorer import (
     unpack,
 )
 
-from allocator import pool, reservation
+from allocator import free_list, pool, reservation
 from allocator.pool import BlockPool
 from allocator.reservation import SharedPool
 
@@ -84,7 +84,9 @@ PROGRAMS = {
         calls("allocate 1", "release", "allocate 1", "release"),
         calls("pin 0 1", "allocate 1", "unpin 0 1"),
     ),
+    "a pin for good": (4, calls("allocate 2", "release", "reclaim_idle", "allocate 2"), calls("pin 0 1")),
     "pins come and go": (4, calls("allocate 2", "release"), calls("pin 0", "unpin 0", "pin 1")),
+    "all are called back once": (6, calls("allocate 2", "release", "allocate 2"), calls("reclaim_all")),
     "all are called back": (
         6,
         calls("allocate 1", "release", "allocate 2", "release"),
@@ -157,7 +159,7 @@ def test_many_random_schedules_of_four_threads(what: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_random_schedules_between_instructions(name: str) -> None:
-    explore_randomly(scenario(name, watched=(reservation, pool), opcodes=True), range(4), switch=0.05)
+    explore_randomly(scenario(name, watched=(reservation, pool, free_list), opcodes=True), range(4), switch=0.05)
 
 
 # -- planted races ----------------------------------------------------------------------------------------
@@ -165,18 +167,18 @@ def test_random_schedules_between_instructions(name: str) -> None:
 #: Race → (program that shows it, text in ``reservation``, what stands there instead).
 RACES = {
     "flags are looked at only before a block is appended": (
-        "a pin meets releases",
+        "a pin for good",
         "        if len(mine.blocks) > 2 * SLAB or facts.num_flagged:\n",
         "        if len(mine.blocks) > 2 * SLAB:\n",
     ),
     "a pin steals first and raises its flag after": (
-        "a pin meets releases",
+        "a pin for good",
         "            self.pool.set_flag(block_ids, BlockFlag.PINNED)\n",
         "            self._steal_all()\n            self.pool.set_flag(block_ids, BlockFlag.PINNED)\n"
         "            return\n",
     ),
     "a steal copies the list and then clears it": (
-        "all are called back",
+        "all are called back once",
         "        back = _pop_until(reservation.blocks, 0)\n",
         "        back = list(reservation.blocks)\n        reservation.blocks.clear()\n",
     ),
@@ -193,12 +195,12 @@ RACES = {
         "        with contextlib.nullcontext():\n",
     ),
     "states are written after the append": (
-        "all are called back",
+        "all are called back once",
         "            state[block] = RESERVED\n        mine.blocks += ids\n",
         "        mine.blocks += ids\n        for block in ids:\n            state[block] = RESERVED\n",
     ),
     "an allocation looks at a block and then removes it": (
-        "all are called back",
+        "all are called back once",
         "                block = blocks.pop()\n",
         "                block = blocks[-1]\n                del blocks[-1]\n",
     ),
@@ -238,7 +240,7 @@ def planted(race: str) -> Scenario:
     exec(compile(text, variant.__file__, "exec"), variant.__dict__)
     variant.__dict__["SLAB"] = 2
     num_blocks, *programs = PROGRAMS[name]
-    return Scenario(race, lambda: build(num_blocks, variant), tuple(programs), (variant,))
+    return Scenario(race, lambda: build(num_blocks, variant), tuple(programs), (variant, free_list))
 
 
 @pytest.mark.parametrize("race", RACES)
