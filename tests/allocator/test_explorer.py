@@ -201,8 +201,8 @@ RACES = {
     ),
     "an allocation looks at a block and then removes it": (
         "all are called back once",
-        "                block = blocks.pop()\n",
-        "                block = blocks[-1]\n                del blocks[-1]\n",
+        "                block = blocks.pop()\n                state[block] = SOLE\n",
+        "                block = blocks[-1]\n                del blocks[-1:]\n                state[block] = SOLE\n",
     ),
     "blocks stolen back are marked free after they are listed": (
         "a thread gives back",
