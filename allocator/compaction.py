@@ -101,6 +101,7 @@ def plan_by_sequence(shape: PoolShape, tables: list[IdArray], max_moves: int | N
         sources: list[IdArray] = []
         targets: list[IdArray] = []
         moved = np.zeros(shape.num_blocks, bool)
+        left = 0
         for i in sorted(range(len(tables)), key=lambda i: -count_runs(tables[i], slab_size)):
             if count_runs(tables[i], slab_size) < 2:
                 continue
@@ -108,13 +109,16 @@ def plan_by_sequence(shape: PoolShape, tables: list[IdArray], max_moves: int | N
             private = mine[holders[mine] == 1]
             for part in (mine, private) if len(private) < len(mine) else (mine,):
                 target = _best_fit(free, len(part), slab_size)
-                if target is None or len(part) > budget:
+                if target is None:
                     continue
                 remap = np.arange(shape.num_blocks, dtype=np.int64)
                 remap[part] = target
                 touched = [j for j, table in enumerate(tables) if (remap[table] != table).any()]
                 before = sum(count_runs(tables[j], slab_size) for j in touched)
                 if sum(count_runs(remap[tables[j]], slab_size) for j in touched) >= before:
+                    continue
+                if len(part) > budget:
+                    left += len(part)
                     continue
                 for j in touched:
                     tables[j] = remap[tables[j]]
@@ -126,7 +130,7 @@ def plan_by_sequence(shape: PoolShape, tables: list[IdArray], max_moves: int | N
                 targets.append(target)
                 break
         if not sources:
-            return MovePlan(tuple(stages))
+            return MovePlan(tuple(stages), left)
         stages.append(Moves(np.concatenate(sources), np.concatenate(targets), _EMPTY))
         free[stages[-1].sources] = True
         holders[stages[-1].sources] = 0

@@ -53,7 +53,11 @@ def plan(engine: Engine, command: Command) -> Plan:
 
 
 def apply(engine: Engine, command: Command) -> Outcome:
-    """Do ``command``; a refusal is an outcome that says why, and then nothing changed."""
+    """Do ``command``; a refusal is an outcome that says why, and then nothing changed.
+
+    A copy that fails ends a command of several stages between two of them: what was moved stays moved, and every
+    law holds.
+    """
     started = time.perf_counter()
     try:
         intended = _plan(engine, command)

@@ -37,6 +37,8 @@ class TorchStorage:
     """
 
     def __init__(self, geometry: Geometry, block_size: int, device: str, slab_size: int) -> None:
+        if geometry.row_bytes % _STAMP_BYTES:
+            raise ConfigError("--geometry", geometry.name, f"rows of a multiple of {_STAMP_BYTES} bytes")
         self.geometry = geometry
         self.block_size = block_size
         self.block_bytes = geometry.block_bytes(block_size)

@@ -284,3 +284,12 @@ def test_shrinking_empties_the_end_and_loses_the_oldest_cached_blocks_only(word,
     assert lost == order[: max(0, held + cached - room)]
     kept = [b for b in order if b not in lost and b >= n]
     assert plan.moved_blocks == word[n:].count("h") + len(kept)
+
+
+def test_a_budget_says_what_it_left_of_moving_by_sequence() -> None:
+    state = np.array([SOLE, FREE, SOLE, FREE, SOLE, FREE, FREE, FREE, FREE], np.uint8)
+    shape = PoolShape(state, np.zeros(9, np.uint8), np.empty(0, np.int64), 9)
+    table = np.array([0, 2, 4])
+    assert plan_by_sequence(shape, [table]).moved_blocks == 3
+    tight = plan_by_sequence(shape, [table], max_moves=2)
+    assert (tight.moved_blocks, tight.left) == (0, 3)
