@@ -7,14 +7,15 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 SETUP  := pyproject.toml constraints.txt
 
-.PHONY: help run install test lint test-long screenshots bench clean
+.PHONY: help run install test lint test-long screenshots bench bench-peers clean
 
 help:
 	@echo 'make run [ARGS="…"]   open the console on the embedded engine (ARGS="run --json" and so on work too)'
 	@echo 'make test             lint, types, import rules, tests'
-	@echo 'make test-long        the same, with the slow tests and more random examples'
+	@echo 'make test-long        the same, with the slow tests, more random examples and planted bugs'
 	@echo 'make screenshots      draw the pictures in screenshots/ from real runs'
-	@echo 'make bench [ARGS="…"] measure this machine'
+	@echo 'make bench [ARGS="…"] measure this machine: replay, allocator, locks'
+	@echo 'make bench-peers      the allocator side by side with its peers (see tests/bench/peers/bench_peers.py)'
 	@echo 'make clean            remove the environment and every cache'
 
 run: $(VENV)/.installed
@@ -33,15 +34,21 @@ lint: $(VENV)/.installed-test
 
 test-long: lint
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m "slow or not slow" --timeout=900 $(ARGS)
+	$(BIN)/python tests/mutation/run.py
 
 screenshots: $(VENV)/.installed-test
 	$(BIN)/python scripts/screenshots.py $(ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/kvtop bench replay $(ARGS)
+	$(BIN)/kvtop bench allocator $(ARGS)
+	$(BIN)/kvtop bench locks $(ARGS)
+
+bench-peers: $(VENV)/.installed
+	$(BIN)/python tests/bench/peers/bench_peers.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks .peers *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

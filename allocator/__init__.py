@@ -10,22 +10,106 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from allocator.block_map import BlockArrays, BlockMapReader, BlockMapWriter
     from allocator.config import EngineConfig
+    from allocator.content import Request, TokenContent
     from allocator.engine import Engine
-    from allocator.manager import BlockManager
+    from allocator.errors import (
+        AllocatorError,
+        ConfigError,
+        InvariantViolation,
+        NoContiguousRun,
+        NotHeld,
+        OutOfBlocks,
+        Refused,
+        RequestError,
+        StorageError,
+        UnknownSequence,
+    )
+    from allocator.geometry import GEOMETRIES, Geometry
+    from allocator.hashing import chain_keys
+    from allocator.manager import Admission, BlockManager
+    from allocator.metrics import TierNumbers, tier_numbers
+    from allocator.plans import CopyJob, MovePlan, Moves
     from allocator.pool import BlockPool
+    from allocator.prefix_cache import PrefixCache
+    from allocator.reservation import SharedPool
+    from allocator.storage import NoStorage, Storage
+    from allocator.torch_storage import TorchStorage
 
-__all__ = ["BlockManager", "BlockPool", "Engine", "EngineConfig"]
+__all__ = [
+    "GEOMETRIES",
+    "Admission",
+    "AllocatorError",
+    "BlockArrays",
+    "BlockManager",
+    "BlockMapReader",
+    "BlockMapWriter",
+    "BlockPool",
+    "ConfigError",
+    "CopyJob",
+    "Engine",
+    "EngineConfig",
+    "Geometry",
+    "InvariantViolation",
+    "MovePlan",
+    "Moves",
+    "NoContiguousRun",
+    "NoStorage",
+    "NotHeld",
+    "OutOfBlocks",
+    "PrefixCache",
+    "Refused",
+    "Request",
+    "RequestError",
+    "SharedPool",
+    "Storage",
+    "StorageError",
+    "TierNumbers",
+    "TokenContent",
+    "TorchStorage",
+    "UnknownSequence",
+    "chain_keys",
+    "tier_numbers",
+]
 
+#: Module → the public names that live there.
 _HOMES: Final = {
-    "BlockManager": "allocator.manager",
-    "BlockPool": "allocator.pool",
-    "Engine": "allocator.engine",
-    "EngineConfig": "allocator.config",
+    "block_map": ("BlockArrays", "BlockMapReader", "BlockMapWriter"),
+    "config": ("EngineConfig",),
+    "content": ("Request", "TokenContent"),
+    "engine": ("Engine",),
+    "errors": (
+        "AllocatorError",
+        "ConfigError",
+        "InvariantViolation",
+        "NoContiguousRun",
+        "NotHeld",
+        "OutOfBlocks",
+        "Refused",
+        "RequestError",
+        "StorageError",
+        "UnknownSequence",
+    ),
+    "geometry": ("GEOMETRIES", "Geometry"),
+    "hashing": ("chain_keys",),
+    "manager": ("Admission", "BlockManager"),
+    "metrics": ("TierNumbers", "tier_numbers"),
+    "plans": ("CopyJob", "MovePlan", "Moves"),
+    "pool": ("BlockPool",),
+    "prefix_cache": ("PrefixCache",),
+    "reservation": ("SharedPool",),
+    "storage": ("NoStorage", "Storage"),
+    "torch_storage": ("TorchStorage",),
 }
+_HOME_OF: Final = {name: f"allocator.{home}" for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

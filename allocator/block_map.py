@@ -101,6 +101,11 @@ class BlockArrays:
     last_used: NDArray[np.uint32]
     hash64: NDArray[np.uint64]
 
+    @staticmethod
+    def empty(num_blocks: int) -> BlockArrays:
+        """Return arrays for ``num_blocks`` blocks, yet to be written."""
+        return BlockArrays(**{name: np.empty(num_blocks, dtype) for name, dtype in FIELDS})
+
     @property
     def num_blocks(self) -> int:
         """Blocks in the arrays, retired ones included."""
@@ -185,10 +190,27 @@ class BlockMapWriter:
         Raises:
             OSError: The pool grew and there is no room to grow the map; the last publication stays readable.
         """
-        num_device = device.num_blocks
-        num_host = host.num_blocks if host is not None else 0
-        if _buffer_bytes(num_device, num_host) > self._capacity_bytes:
-            self._grow(num_device, num_host)
+        places = self.begin(step, device.num_blocks, None if host is None else host.num_blocks)
+        for place, arrays in zip(places, (device, host), strict=True):
+            if place is not None and arrays is not None:
+                for name, _ in FIELDS:
+                    np.copyto(getattr(place, name), getattr(arrays, name), casting="safe")
+        self.finish()
+
+    def begin(self, step: int, num_device: int, num_host: int | None) -> tuple[BlockArrays, BlockArrays | None]:
+        """Start a publication and return the map's own memory for its arrays, to be written before ``finish``.
+
+        Until ``finish`` readers see the publication before. The arrays must not be kept after it.
+
+        Args:
+            step: Engine step of the publication.
+            num_device, num_host: Blocks in each tier; ``None`` is no host tier.
+
+        Raises:
+            OSError: As ``publish`` does.
+        """
+        if _buffer_bytes(num_device, num_host or 0) > self._capacity_bytes:
+            self._grow(num_device, num_host or 0)
         header = self._header
         version = int(header["finished"]) + 1
         header["started"] = version
@@ -198,12 +220,16 @@ class BlockMapWriter:
         record["offset"] = offset
         record["step"] = step
         record["device_blocks"] = num_device
-        record["host_blocks"] = num_host if host is not None else _NO_TIER
-        self._fill(offset, device)
-        if host is not None:
-            self._fill(offset + _tier_bytes(num_device), host)
+        record["host_blocks"] = _NO_TIER if num_host is None else num_host
+        device = BlockArrays(**dict(_views(self._map, offset, num_device)))
+        if num_host is None:
+            return device, None
+        return device, BlockArrays(**dict(_views(self._map, offset + _tier_bytes(num_device), num_host)))
+
+    def finish(self) -> None:
+        """Make what was written since ``begin`` the newest publication."""
         _fence()
-        header["finished"] = version
+        self._header["finished"] = self._header["started"]
         self.heartbeat()
 
     def close(self) -> None:
@@ -211,10 +237,6 @@ class BlockMapWriter:
         del self._header
         self._header = np.zeros((), _HEADER)
         self._map.close()
-
-    def _fill(self, offset: int, arrays: BlockArrays) -> None:
-        for name, view in _views(self._map, offset, arrays.num_blocks):
-            np.copyto(view, getattr(arrays, name), casting="safe")
 
     def _grow(self, num_device: int, num_host: int) -> None:
         # Half as much again as needed: many small grows leave little dead space behind.

@@ -26,7 +26,7 @@ from allocator.events import Event, EventKind
 from allocator.geometry import find_geometry
 from allocator.ids import IdArray, SeqId, Status, Tier
 from allocator.manager import BlockManager
-from allocator.metrics import count_runs, external_ratio, run_lengths
+from allocator.metrics import external_ratio, run_lengths
 from allocator.plans import MovePlan, Outcome, Plan
 from allocator.scheduler import Scheduler
 from allocator.sequence import Sequence
@@ -605,7 +605,7 @@ class Engine:
         evicted = self.manager.device.num_evicted - self._evictions_told
         if evicted:
             self._evictions_told += evicted
-            self.emit("evict", f"{evicted} cached blocks evicted", None, evicted)
+            self.emit("evict", f"{evicted} cached block{'' if evicted == 1 else 's'} evicted", None, evicted)
 
     def events_from(self, number: int) -> tuple[Event, ...]:
         """Return kept events from ``number`` on, oldest first."""
@@ -641,42 +641,46 @@ class Engine:
             num_waiting=len(scheduler.waiting) - swapped,
             num_swapped=swapped,
             counters=msgspec.structs.replace(self.counters),
-            sequences=tuple(self._sequence_row(s) for s in self.unfinished()[:MAX_SEQUENCES]),
+            sequences=self._sequence_rows(),
             events=self.events_from(next_event),
             notes=(self.stuck_reason,) if self.stuck_reason else (),
         )
 
-    def _sequence_row(self, sequence: Sequence) -> SequenceRow:
+    def _sequence_rows(self) -> tuple[SequenceRow, ...]:
         manager = self.manager
-        blocks = shared = runs = 0
-        tokens = 0
-        if sequence.row is not None:
-            table = manager.tables.table(sequence.row)
-            blocks, tokens = len(table), int(manager.tables.num_tokens[sequence.row])
-            shared = manager.device.count_shared(table)
-            runs = count_runs(table, manager.device.slab_size)
-        elif sequence.host_row is not None:
-            blocks = int(manager.host_tables.num_blocks[sequence.host_row])
-            tokens = int(manager.host_tables.num_tokens[sequence.host_row])
-        return SequenceRow(
-            seq_id=sequence.seq_id,
-            row=sequence.row,
-            label=sequence.label,
-            status=sequence.status.name.lower(),
-            reason=sequence.reason,
-            num_prompt=sequence.num_prompt,
-            num_tokens=tokens,
-            num_target=sequence.num_target,
-            num_blocks=blocks,
-            shared_blocks=shared,
-            hit_blocks=sequence.hit_blocks,
-            runs=runs,
-            arrived_step=sequence.arrived_step,
-        )
+        shared, runs = manager.row_numbers()
+        rows = []
+        for sequence in self.unfinished()[:MAX_SEQUENCES]:
+            tables, row = manager.tables, sequence.row
+            if row is None and sequence.host_row is not None:
+                tables, row = manager.host_tables, sequence.host_row
+            rows.append(
+                SequenceRow(
+                    seq_id=sequence.seq_id,
+                    row=sequence.row,
+                    label=sequence.label,
+                    status=sequence.status.name.lower(),
+                    reason=sequence.reason,
+                    num_prompt=sequence.num_prompt,
+                    num_tokens=0 if row is None else int(tables.num_tokens[row]),
+                    num_target=sequence.num_target,
+                    num_blocks=0 if row is None else int(tables.num_blocks[row]),
+                    shared_blocks=0 if sequence.row is None else int(shared[sequence.row]),
+                    hit_blocks=sequence.hit_blocks,
+                    runs=0 if sequence.row is None else int(runs[sequence.row]),
+                    arrived_step=sequence.arrived_step,
+                )
+            )
+        return tuple(rows)
 
-    def arrays(self, tier: Tier) -> BlockArrays | None:
-        """Return a copy of one tier's block arrays; ``None`` when there is no such tier."""
-        return self.manager.arrays(tier)
+    def pool_size(self, tier: Tier) -> int | None:
+        """Return a tier's pool size; ``None`` when there is no such tier."""
+        pool = self.manager.device if tier == "device" else self.manager.host
+        return pool.num_blocks or None
+
+    def arrays(self, tier: Tier, into: BlockArrays | None = None) -> BlockArrays | None:
+        """Copy one tier's block arrays out, by default to new ones; ``None`` when there is no such tier."""
+        return self.manager.arrays(tier, into)
 
     def table(self, seq_id: int) -> IdArray | None:
         """Return a sequence's device block table; ``None`` when it has none. [n]"""

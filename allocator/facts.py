@@ -25,16 +25,9 @@ INVALID: Final = 7
 #: whether any block of a table has a key.
 KEY: Final = 128
 CACHED: Final = FREE | KEY
+#: Steps beyond this one are shown as this one: what a map's ``last_used`` can hold.
+LAST_STEP: Final = (1 << 32) - 1
 HOLDERS_MASK: Final = SOLE | SHARED
-
-#: Internal byte → ``BlockState``, as observers see it.
-_PUBLIC: Final = {
-    CACHED: BlockState.CACHED,
-    RESERVED: BlockState.RESERVED,
-    **dict.fromkeys((SOLE, SHARED, SOLE | KEY, SHARED | KEY), BlockState.ACTIVE),
-}
-#: As ``bytes.translate`` takes it, which beats an index by many times over a whole pool.
-_TO_PUBLIC: Final = bytes(_PUBLIC.get(byte, BlockState.FREE) for byte in range(256))
 
 
 class BlockFacts:
@@ -87,17 +80,20 @@ class BlockFacts:
         holders = self.state & HOLDERS_MASK
         return np.where(holders == SHARED, self.refs, (holders == SOLE).astype(np.int32))
 
-    def public_states(self) -> NDArray[np.uint8]:
-        """Return every block's ``BlockState``. [n]"""
-        return np.frombuffer(self.state.tobytes().translate(_TO_PUBLIC), np.uint8)
+    def publish_states(self, out: NDArray[np.uint8]) -> None:
+        """Write every block's ``BlockState``. [n]"""
+        # The states that matter are single bits or single values: a few byte-wide passes beat any table.
+        state = self.state
+        np.multiply((state & HOLDERS_MASK) != 0, np.uint8(BlockState.ACTIVE), out=out)
+        out += (state == CACHED).view(np.uint8) * np.uint8(BlockState.CACHED)
+        out += (state == RESERVED).view(np.uint8) * np.uint8(BlockState.RESERVED)
 
-    def published_ref_counts(self) -> NDArray[np.uint16]:
-        """Return every block's reference count, saturated. [n]"""
+    def publish_ref_counts(self, out: NDArray[np.uint16]) -> None:
+        """Write every block's reference count, saturated. [n]"""
         # SOLE and SHARED are single bits, so two cheap passes replace comparisons over wider types.
-        counts = (self.state & SOLE).astype(np.uint16)
+        out[:] = self.state & SOLE
         shared = ((self.state & SHARED) >> 1).view(np.bool_).nonzero()[0]
-        counts[shared] = np.minimum(self.refs[shared], 65535)
-        return counts
+        out[shared] = np.minimum(self.refs[shared], 65535)
 
     def move(self, sources: NDArray[np.int64], destinations: NDArray[np.int64]) -> None:
         """Give ``destinations`` everything ``sources`` are, flags aside; sources become free."""

@@ -18,9 +18,10 @@ from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, 
 from allocator.config import EngineConfig
 from allocator.content import TokenArray
 from allocator.errors import NotHeld, OutOfBlocks, Refused, StorageError
-from allocator.facts import CACHED, SHARED
+from allocator.facts import CACHED, LAST_STEP, SHARED
 from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray, Tier
 from allocator.locks import CountedLock
+from allocator.metrics import run_starts
 from allocator.plans import CopyJob, MovePlan, Moves
 from allocator.pool import BlockPool
 from allocator.prefix_cache import ROOT
@@ -357,31 +358,40 @@ class BlockManager:
 
     # -- for observers -------------------------------------------------------------------------------
 
-    def arrays(self, tier: Tier) -> BlockArrays | None:
-        """Return a copy of one tier's arrays; ``None`` for a host tier without blocks. Cost: O(blocks + entries)."""
+    def arrays(self, tier: Tier, into: BlockArrays | None = None) -> BlockArrays | None:
+        """Copy one tier's arrays out; ``None`` for a host tier without blocks. Cost: O(blocks + entries).
+
+        Args:
+            tier: Which tier.
+            into: Arrays of the pool's size to write to, such as a map's own memory; by default new ones.
+        """
         with self.lock:
             pool, tables = (self.device, self.tables) if tier == "device" else (self.host, self.host_tables)
             if pool.num_blocks == 0:
                 return None
             facts = pool.facts
+            out = into if into is not None else BlockArrays.empty(pool.num_blocks)
             rows, position, ids = tables.entries()
-            owner = np.full(pool.num_blocks, NO_ROW, np.int32)
+            facts.publish_states(out.state)
+            facts.publish_ref_counts(out.ref_count)
+            out.flags[:] = facts.flags
+            out.hash64[:] = pool.cache.hash64()
+            out.owner.fill(NO_ROW)
             # Reversed, so that the first row of those that share a block is the one shown.
-            owner[ids[::-1]] = rows[::-1]
-            fill = (facts.state == CACHED).astype(np.uint16)
-            fill *= np.uint16(self.block_size)
-            fill[ids] = np.clip(tables.num_tokens[rows] - position * self.block_size, 0, self.block_size)
-            last_used = facts.last_used.copy()
-            last_used[ids] = pool.step
-            return BlockArrays(
-                state=facts.public_states(),
-                flags=facts.flags.copy(),
-                ref_count=facts.published_ref_counts(),
-                fill=fill,
-                owner=owner,
-                last_used=last_used,
-                hash64=pool.cache.hash64().copy(),
-            )
+            out.owner[ids[::-1]] = rows[::-1]
+            np.multiply(facts.state == CACHED, self.block_size, out=out.fill, dtype=np.uint16)
+            out.fill[ids] = np.clip(tables.num_tokens[rows] - position * self.block_size, 0, self.block_size)
+            out.last_used[:] = facts.last_used
+            out.last_used[ids] = min(pool.step, LAST_STEP)
+            return out
+
+    def row_numbers(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return how many blocks each device row shares, and in how many runs its table lies. [rows], [rows]"""
+        rows, position, ids = self.tables.entries()
+        shared = (self.device.facts.state[ids] & SHARED) != 0
+        starts = run_starts(ids, self.device.slab_size) | (position == 0)
+        n = len(self.tables.num_blocks)
+        return np.bincount(rows[shared], minlength=n), np.bincount(rows[starts], minlength=n)
 
     def slots(self, tier: Tier, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return the slots of a row's tokens ``start`` to ``stop``. [stop - start]"""

@@ -119,10 +119,14 @@ def run_lengths(mask: NDArray[np.bool_], slab_size: int) -> NDArray[np.int64]:
 
 def count_runs(block_ids: NDArray[np.int64], slab_size: int) -> int:
     """Return the contiguity of a block table: in how many runs of consecutive ids it lies."""
-    if len(block_ids) == 0:
-        return 0
-    breaks = (np.diff(block_ids) != 1) | (block_ids[1:] % slab_size == 0)
-    return 1 + int(np.count_nonzero(breaks))
+    return int(np.count_nonzero(run_starts(block_ids, slab_size)))
+
+
+def run_starts(block_ids: NDArray[np.int64], slab_size: int) -> NDArray[np.bool_]:
+    """Return which entries of a block table do not follow the one before within a slab. [n] bool"""
+    starts = np.ones(len(block_ids), bool)
+    starts[1:] = (np.diff(block_ids) != 1) | (block_ids[1:] % slab_size == 0)
+    return starts
 
 
 def ratio(part: float, whole: float) -> float | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from allocator.config import Eviction
 from allocator.errors import NoContiguousRun, NotHeld, OutOfBlocks, Refused
 from allocator.eviction import make_order
-from allocator.facts import CACHED, FREE, HOLDERS_MASK, KEY, RESERVED, SHARED, SOLE, BlockFacts
+from allocator.facts import CACHED, FREE, HOLDERS_MASK, KEY, LAST_STEP, RESERVED, SHARED, SOLE, BlockFacts
 from allocator.free_list import SCALAR_BELOW, FreeList
 from allocator.ids import BlockFlag, BlockKey, IdArray, Tier
 from allocator.metrics import find_runs
@@ -473,6 +473,7 @@ class BlockPool:
         if len(cached):
             facts.state[cached] = SOLE | KEY
             self.num_cached -= len(cached)
+            self.num_allocated += len(cached)
             if facts.num_flagged:
                 self._withheld_cached -= int(np.count_nonzero(facts.flags[cached]))
         if self.eviction == "lfu":
@@ -524,7 +525,7 @@ class BlockPool:
                 self._free.put_many(plain)
         if len(keyed):
             facts.state[keyed] = CACHED
-            facts.last_used[keyed] = self.step
+            facts.last_used[keyed] = min(self.step, LAST_STEP)
             if self.eviction == "lru":
                 facts.stamp[keyed] = self._releases
                 self._releases += 1

@@ -52,7 +52,7 @@ class _Value(click.ParamType):
 class _Flag(click.types.BoolParamType):
     """A flag; from the environment also a word for yes or no, and a bad one is a ``UserError`` as any bad value is."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool | None:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
@@ -99,6 +99,18 @@ def _one_of(*names: str) -> _Value:
         return text
 
     return _Value("|".join(names), f"one of {', '.join(names)}" if len(names) > 1 else f"only {names[0]}", parse)
+
+
+def _some_of(*names: str) -> _Value:
+    """Several of ``names``, with commas between them."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = tuple(name.strip() for name in text.split(","))
+        if not set(chosen) <= set(names):
+            raise ValueError
+        return chosen
+
+    return _Value("A,B", f"some of {', '.join(names)}, with commas between them", parse)
 
 
 _RATIO: Final = _real(0, 1, "a number from 0 to 1")
@@ -162,6 +174,15 @@ _BOUND_OPTIONS: Final = (
     _option("--until-done", is_flag=True, help="Stop when every request has ended (a trace does so anyway)."),
     _option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
 )
+
+
+_BENCH_OPTIONS: Final = (
+    click.option("--rounds", type=_whole(1, 100), metavar="N", default="3", help="Times everything is measured (3)."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
+)
+
+#: What ``kvtop bench allocator`` can measure; ``kvtop.bench.suites`` has the same names.
+BENCH_GROUPS: Final = ("pairs", "decode", "prefix", "scaling", "threads", "copies", "statistics")
 
 
 def _with(options: Sequence[Callable[[_F], _F]]) -> Callable[[_F], _F]:
@@ -249,6 +270,41 @@ def bench_replay(trace: str | None, blocks: tuple[int, ...], rounds: int, as_jso
     from kvtop.bench.command import run_bench_replay
 
     return run_bench_replay(trace, blocks, rounds=rounds, as_json=as_json)
+
+
+@bench_group.command("allocator")
+@click.option("--only", type=_some_of(*BENCH_GROUPS), metavar="A,B", help=f"Of {', '.join(BENCH_GROUPS)} (all).")
+@_with(_BENCH_OPTIONS)
+def bench_allocator(only: tuple[str, ...] | None, rounds: int, as_json: bool) -> int:
+    """Time the allocator alone.
+
+    Bulk allocation, decode steps, prefix cache, scaling, threads, copies on a CPU, an observer's statistics. Figures
+    are medians over the rounds; a ratio is taken inside a round.
+    """
+    from kvtop.bench.suites import run_bench_allocator
+
+    return run_bench_allocator(only or (), rounds=rounds, as_json=as_json)
+
+
+@bench_group.command("locks")
+@_with(_BENCH_OPTIONS)
+def bench_locks(rounds: int, as_json: bool) -> int:
+    """Time each layer of locking, switched on and off.
+
+    Reservations, optimistic lookup, batching; with what their counters say.
+    """
+    from kvtop.bench.suites import run_bench_locks
+
+    return run_bench_locks(rounds=rounds, as_json=as_json)
+
+
+@bench_group.command("observer")
+@_with(_BENCH_OPTIONS)
+def bench_observer(rounds: int, as_json: bool) -> int:
+    """Time an engine of 1,000,000 blocks, watched 10 times a second and not."""
+    from kvtop.bench.suites import run_bench_observer
+
+    return run_bench_observer(rounds=rounds, as_json=as_json)
 
 
 def _run_headless(ctx: click.Context, params: Params, *, is_check: bool) -> int:

@@ -315,7 +315,7 @@ def serve(
         paused=order.paused,
         max_steps=order.max_steps,
         notes=notes,
-        on_publish=block_map.publish,
+        block_map=block_map,
         on_turn=block_map.heartbeat,
     )
     stop = threading.Event()

@@ -25,6 +25,8 @@ from kvtop.model.view import TierView, View
 
 #: A source whose last good reading is older than this is reported as down. [s]
 STALE_AFTER_S: Final = 10.0
+#: A client that sends or takes nothing for longer loses its connection, and its thread ends. [s]
+CLIENT_TIMEOUT_S: Final = 5.0
 
 Labels = dict[str, str]
 Sample = tuple[Labels, float | None]
@@ -121,6 +123,12 @@ def _engine_metrics(view: View, snapshot: Snapshot) -> Iterator[Metric]:
         ("prefix_cache_query_blocks", "Full prompt blocks looked up at admission.", [({}, c.query_blocks)]),
         ("prefix_cache_hit_blocks", "Full prompt blocks found again.", [({}, c.hit_blocks)]),
         ("evictions", "Cached blocks that lost their content.", [({}, c.evictions)]),
+        (
+            "optimistic_retries",
+            "Prefix lookups made again, because a key was dropped before the lock was had.",
+            [({}, c.optimistic_retries)],
+        ),
+        ("key_collisions", "Keys found to name other content: a miss each.", [({}, c.key_collisions)]),
         ("copy_on_write", "Shared blocks copied for a writer.", [({}, c.copy_on_write_blocks)]),
         (
             "swap_blocks",
@@ -262,4 +270,8 @@ def start_exporter(view: Callable[[], View], *, host: str, port: int) -> Exporte
         else:
             reason = f"cannot listen there: {(error.strerror or str(error)).lower()}"
         raise UserError(f"--metrics-port {port} (host {host}): {reason}") from error
+    # The library waits for its clients for ever, and writes a traceback for each that breaks off.
+    handler: Any = server.RequestHandlerClass
+    server.RequestHandlerClass = type("Handler", (handler,), {"timeout": CLIENT_TIMEOUT_S})
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     return Exporter(server, thread, host)

@@ -71,11 +71,21 @@ class SteppedEngine(Protocol):
         self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0
     ) -> Snapshot: ...
 
-    def arrays(self, tier: Tier) -> BlockArrays | None: ...
+    def pool_size(self, tier: Tier) -> int | None: ...
+
+    def arrays(self, tier: Tier, into: BlockArrays | None = None) -> BlockArrays | None: ...
 
     def table(self, seq_id: int) -> IdArray | None: ...
 
     def holders(self, block_id: int, limit: int = 64) -> tuple[tuple[tuple[int, int], ...], int]: ...
+
+
+class MapWriter(Protocol):
+    """Where publications go; ``allocator.block_map.BlockMapWriter`` is one."""
+
+    def begin(self, step: int, num_device: int, num_host: int | None) -> tuple[BlockArrays, BlockArrays | None]: ...
+
+    def finish(self) -> None: ...
 
 
 class _State(Enum):
@@ -114,7 +124,8 @@ class EngineRunner:
         paused: Start paused.
         max_steps: Steps after which the run is done; ``None`` is no limit.
         notes: Lines for the user, carried by every snapshot.
-        on_publish: Takes (step, device arrays, host arrays) of each publication, before its observation is answered.
+        block_map: Where the arrays of each publication are written, before its observation is answered; without one
+            they travel in the observation.
         on_turn: Called once a turn, such as to give a sign of life.
         clock: Real seconds, monotonic.
         step_s: Virtual seconds a step.
@@ -128,7 +139,7 @@ class EngineRunner:
         paused: bool = False,
         max_steps: int | None = None,
         notes: tuple[str, ...] = (),
-        on_publish: Callable[[int, BlockArrays, BlockArrays | None], None] | None = None,
+        block_map: MapWriter | None = None,
         on_turn: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         step_s: float = STEP_S,
@@ -139,7 +150,7 @@ class EngineRunner:
         self._paused = paused
         self._max_steps = max_steps
         self._notes = notes
-        self._on_publish = on_publish
+        self._block_map = block_map
         self._on_turn = on_turn
         self._clock = clock
         self._step_s = step_s
@@ -148,7 +159,7 @@ class EngineRunner:
         self._batch_steps = _FIRST_BATCH_STEPS
         self._stepping: tuple[_Request, int] | None = None  # a Step command and the step at which it ends
         self._observers: list[_Request] = []
-        self._arrays: tuple[BlockArrays, BlockArrays | None] | None = None
+        self._arrays: tuple[BlockArrays | None, BlockArrays | None] = (None, None)
         self._arrays_are_current = False
         self._published_s = -math.inf
         self._rate_samples: deque[tuple[float, int]] = deque([(clock(), engine.step)])
@@ -501,20 +512,24 @@ class EngineRunner:
                 request.finish(None, f"the engine cannot be read: {_describe(error)}")
 
     def _publish(self) -> None:
-        device = self.engine.arrays("device")
-        assert device is not None
-        host = self.engine.arrays("host")
-        for arrays in (device, host):
-            if arrays is not None:
-                _freeze(arrays)
-        if self._on_publish is not None:
-            self._on_publish(self.engine.step, device, host)
-        self._arrays = (device, host)
+        engine = self.engine
+        if self._block_map is None:
+            self._arrays = (engine.arrays("device"), engine.arrays("host"))
+            for arrays in self._arrays:
+                if arrays is not None:
+                    _freeze(arrays)
+        else:
+            # Straight into the map's own memory: fresh arrays for a large pool cost more than writing them.
+            num_host = engine.pool_size("host")
+            device, host = self._block_map.begin(engine.step, engine.pool_size("device") or 0, num_host)
+            engine.arrays("device", device)
+            if host is not None:
+                engine.arrays("host", host)
+            self._block_map.finish()
         self._arrays_are_current = True
         self._published_s = self._clock()
 
     def _observation(self, focus: Focus) -> Observation:
-        assert self._arrays is not None
         device, host = self._arrays
         engine = self.engine
         snapshot = engine.snapshot(
@@ -525,7 +540,7 @@ class EngineRunner:
         snapshot = msgspec.structs.replace(snapshot, phase=phase, notes=(*snapshot.notes, *self._notes))
         table = engine.table(focus.seq_id) if focus.seq_id is not None else None
         block = None
-        if focus.block_id is not None and 0 <= focus.block_id < device.num_blocks:
+        if focus.block_id is not None and 0 <= focus.block_id < (engine.pool_size("device") or 0):
             holders, total = engine.holders(focus.block_id)
             block = BlockHolders(focus.block_id, holders, total)
         return Observation(snapshot, device, host, table, block)

@@ -97,11 +97,10 @@ class ApplyCommand(msgspec.Struct, frozen=True, tag=True):
 
 
 class Observed(msgspec.Struct, frozen=True, tag=True):
-    """Answers ``Observe``. ``focus_table`` holds little-endian int64; ``has_host`` tells of a host tier."""
+    """Answers ``Observe``; the block arrays lie in the map. ``focus_table`` holds little-endian int64."""
 
     number: int
     snapshot: Snapshot
-    has_host: bool
     focus_table: bytes | None
     focus_block: BlockHolders | None
 

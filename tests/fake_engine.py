@@ -124,13 +124,22 @@ class FakeEngine:
             events=tuple(self.events[next_event:]),
         )
 
-    def arrays(self, tier: Tier) -> BlockArrays | None:
+    def pool_size(self, tier: Tier) -> int | None:
+        return self.num_blocks if tier == "device" else self.num_host or None
+
+    def arrays(self, tier: Tier, into: BlockArrays | None = None) -> BlockArrays | None:
+        size = self.pool_size(tier)
+        if size is None:
+            return None
+        arrays = filled_arrays(size, self.step)
         if tier == "device":
             self.calls.append("arrays")
-            arrays = filled_arrays(self.num_blocks, self.step)
             arrays.state[:] = BlockState.ACTIVE
+        if into is None:
             return arrays
-        return filled_arrays(self.num_host, self.step) if self.num_host else None
+        for name, _ in FIELDS:
+            getattr(into, name)[:] = getattr(arrays, name)
+        return into
 
     def table(self, seq_id: int) -> IdArray | None:
         return np.arange(3, dtype=np.int64) if seq_id == 1 else None

@@ -59,7 +59,7 @@ class LocalSource:
         except WireError as error:
             raise SourceError(self._link.loss() or str(error)) from None
         blocks = self._blocks()
-        self.missing = {} if seen.has_host else {"host-tier": NO_HOST_TIER}
+        self.missing = {} if blocks.host is not None else {"host-tier": NO_HOST_TIER}
         table = table_from_bytes(seen.focus_table)
         return Observation(seen.snapshot, blocks.device, blocks.host, table, seen.focus_block)
 

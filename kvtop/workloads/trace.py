@@ -203,7 +203,9 @@ def _build(path: Path, name: str, rows: list[_Row], block_size: int | None, faul
     if block_size is not None:
         notes.append(f"block ids for {block_size} tokens each")
     if faults.count:
-        notes.append(f"{faults.count} bad {'row' if faults.count == 1 else 'rows'} skipped; the first: {faults.first[0]}")
+        notes.append(
+            f"{faults.count} bad {'row' if faults.count == 1 else 'rows'} skipped; the first: {faults.first[0]}"
+        )
     return Trace(
         path, name, tuple(order), tuple(requests), block_size, len(rows) + faults.count, faults.count,
         tuple(faults.first), tuple(notes), duration_s,
@@ -482,7 +484,9 @@ def _csv_reader(
             if name not in header:
                 raise UserError(f"{faults.path}:{top}: column '{name}' is missing; found: {_show(', '.join(header))}")
             if header.count(name) > 1:
-                raise UserError(f"{faults.path}:{top}: column '{name}' stands there {header.count(name)} times, not once")
+                raise UserError(
+                    f"{faults.path}:{top}: column '{name}' stands there {header.count(name)} times, not once"
+                )
         at_prompt, at_output = header.index(prompt), header.index(output)
         at_arrival = None if arrival is None else header.index(arrival)
         rows = []

@@ -9,6 +9,7 @@ does. The same choices give the same run, so a failure prints them and ``replay`
 
 from __future__ import annotations
 
+import gc
 import linecache
 import random
 import sys
@@ -270,7 +271,7 @@ class Run:
             thread.real = threading.Thread(target=self._work, args=(number,), daemon=True)
             thread.real.start()
         self.over = False
-        with _unraisable(self._break):
+        with _unraisable(self._break), _no_collection():
             self._go_on(None, "start")
             if not self._done.acquire(timeout=MAX_WAIT_S):
                 self._break(f"a thread did not reach its next point within {MAX_WAIT_S:g} s")
@@ -441,6 +442,7 @@ class Run:
         unflagged = np.flatnonzero(pool.facts.flags == 0)
         if (pool.facts.state != FREE).any() or sorted(pool.free_ids().tolist()) != unflagged.tolist():
             raise BrokenError("not every block is free after all were released")
+        shared._local.__dict__.clear()
 
 
 def explore_randomly(scenario: Scenario, seeds: Iterable[int], switch: float = 0.25) -> int:
@@ -591,6 +593,18 @@ def _instead_of_rlock(lock: _HandingOverLock) -> Iterator[None]:
         yield
     finally:
         threading.RLock = before  # type: ignore[misc]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the collector from ending an earlier run's objects in the middle of this one, where that could be seen."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

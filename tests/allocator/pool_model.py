@@ -159,7 +159,9 @@ class PoolModel:
         assert pool.num_blocks == n
         assert [pool.ref_count(b) for b in range(n)] == [self.ref(b) for b in range(n)]
         assert pool.facts.ref_counts().tolist() == [self.ref(b) for b in range(n)]
-        assert pool.facts.public_states().tolist() == [self.state(b) for b in range(n)]
+        published = np.empty(n, np.uint8)
+        pool.facts.publish_states(published)
+        assert published.tolist() == [self.state(b) for b in range(n)]
         assert pool.facts.flags.tolist() == [self.flags.get(b, 0) for b in range(n)]
         assert {b: k for b in range(n) if (k := pool.cache.key_of(b)) is not None} == self.key
         assert dict(pool.cache.items()) == self.key

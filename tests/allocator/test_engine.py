@@ -949,3 +949,19 @@ def test_the_published_arrays():
     assert sorted(arrays.state.tolist()) == [0] * 61 + [1] * 3
     assert arrays.fill[arrays.state == 1].tolist() == [16] * 3
     assert np.all(arrays.owner == -1)
+
+
+def test_allocated_less_freed_is_what_is_held():
+    e = engine([request(64, 0, 1), request(64, 3, 1, at=1.0), request(40, 5, 2, at=1.1)], num_blocks=64)
+    while e.advance(1):
+        counters = e.counters
+        assert counters.allocated_blocks - counters.freed_blocks == e.manager.device.num_active
+
+
+def test_a_step_beyond_what_the_map_can_hold_is_shown_as_the_last():
+    e = engine([request(64, 3, 1)], num_blocks=64)
+    e.step = 1 << 40
+    e.advance(1)
+    assert e.arrays("device").last_used.max() == (1 << 32) - 1
+    e.advance(100)
+    assert e.done

@@ -93,6 +93,19 @@ def test_reserving_evicts_nothing() -> None:
     assert (pool.num_cached, pool.num_evicted, shared.num_reserved) == (6, 2, 0)
 
 
+def test_at_most_half_of_the_free_blocks_are_reserved_at_once() -> None:
+    shared = SharedPool(BlockPool(20))
+    shared.allocate(1)
+    assert (shared.pool.num_free_listed, shared.num_reserved) == (10, 9)
+
+
+def test_a_reservation_stays_bounded_whatever_is_released_into_it() -> None:
+    shared = SharedPool(BlockPool(4000))
+    for batch in [shared.allocate(7) for _ in range(300)]:
+        shared.release(batch)
+        assert shared.num_reserved <= 2 * SLAB
+
+
 def test_a_thread_that_ends_gives_its_reservation_back() -> None:
     shared = SharedPool(BlockPool(1000))
     run_together([lambda: shared.release(shared.allocate(2))])
@@ -213,6 +226,20 @@ def test_pinning_while_threads_release(fast_switching: None) -> None:
 def test_locks_taken_backwards_are_found() -> None:
     with checked_order(), CountedLock("allocator"), pytest.raises(InvariantViolation, match="sequence lock taken"):
         CountedLock("sequence").__enter__()
+
+
+def test_the_highest_lock_held_decides_which_may_follow() -> None:
+    with checked_order(), CountedLock("sequence"), CountedLock("allocator"), pytest.raises(InvariantViolation):
+        CountedLock("reservation").__enter__()
+
+
+def test_a_wait_is_counted_once_with_its_time() -> None:
+    lock = CountedLock("allocator")
+    lock.try_acquire = lambda *_: False  # as while another thread holds it
+    with lock:
+        pass
+    assert (lock.acquisitions, lock.contended) == (1, 1)
+    assert lock.wait_s == lock.longest_wait_s > 0
 
 
 def test_waits_are_counted() -> None:

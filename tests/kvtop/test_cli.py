@@ -115,9 +115,20 @@ def test_the_environment_sets_options_and_is_named_when_wrong(monkeypatch, capsy
     assert run(["run"]) == 2
     assert capsys.readouterr().err == "kvtop: KVTOP_BLOCKS 0: a whole number from 1 to 67108864\n"
     monkeypatch.setenv("KVTOP_BLOCKS", "48")
+    monkeypatch.setenv("KVTOP_SERIAL", "maybe")
+    assert run(["run"]) == 2
+    assert capsys.readouterr().err == "kvtop: KVTOP_SERIAL maybe: 1, true, yes or on; 0, false, no or off\n"
+    monkeypatch.setenv("KVTOP_SERIAL", "off")
     monkeypatch.setenv("KVTOP_GEOMETRY", "none")
     assert run(["run", "--steps", "5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["blocks"]["total"] == 48
+
+
+def test_a_name_in_a_message_cannot_steer_the_terminal(capsys):
+    assert run(["run", "--trace", "/no\x1b[31m\x07such\x9bfile"]) == 2
+    err = capsys.readouterr().err
+    assert err.removesuffix("\n").isprintable()
+    assert "such" in err
 
 
 def test_the_command_line_beats_the_environment_where_both_cannot_be(monkeypatch, capsys):

@@ -111,6 +111,7 @@ def test_available_memory_is_the_lesser_of_machine_and_control_group(tmp_path: P
         (EngineOptions(num_blocks=0), ConfigError, "--blocks 0"),
         (EngineOptions(workload="nope"), UserError, "--workload nope: one of chat"),
         (EngineOptions(trace="/no/such/file"), UserError, "--trace /no/such/file: no such file"),
+        (EngineOptions(trace="x" * 5000), UserError, "x: no such file"),
         (EngineOptions(num_blocks=1 << 26, geometry="llama-3-70b", device="cpu"), UserError, "GiB"),
     ],
 )

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.errors import NUM_LAWS
 from allocator.snapshot import Counters, Snapshot
+from kvtop import exporter as exporter_module
 from kvtop.errors import UserError
 from kvtop.exporter import STALE_AFTER_S, GpuCollector, ViewCollector, start_exporter
 from kvtop.model.observation import Observation
@@ -38,6 +39,8 @@ NAMES = {
     "kvtop_prefix_cache_query_blocks_total": set(),
     "kvtop_prefix_cache_hit_blocks_total": set(),
     "kvtop_evictions_total": set(),
+    "kvtop_optimistic_retries_total": set(),
+    "kvtop_key_collisions_total": set(),
     "kvtop_copy_on_write_total": set(),
     "kvtop_swap_blocks_total": {"direction"},
     "kvtop_swap_bytes_total": {"direction"},
@@ -141,6 +144,8 @@ def test_every_counter_lands_in_its_own_series(make_arrays):
         key("kvtop_prefix_cache_query_blocks_total"): c.query_blocks,
         key("kvtop_prefix_cache_hit_blocks_total"): c.hit_blocks,
         key("kvtop_evictions_total"): c.evictions,
+        key("kvtop_optimistic_retries_total"): c.optimistic_retries,
+        key("kvtop_key_collisions_total"): c.key_collisions,
         key("kvtop_copy_on_write_total"): c.copy_on_write_blocks,
         key("kvtop_swap_blocks_total", direction="out"): c.swap_out_blocks,
         key("kvtop_swap_blocks_total", direction="in"): c.swap_in_blocks,
@@ -188,6 +193,20 @@ def test_serves_on_a_free_port_and_stops(make_arrays):
         exporter.close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
+
+
+def test_a_client_that_stops_halfway_is_let_go_without_a_word(monkeypatch, capfd):
+    monkeypatch.setattr(exporter_module, "CLIENT_TIMEOUT_S", 0.05)
+    exporter = start_exporter(lambda: View(source="embedded"), host="127.0.0.1", port=0)
+    try:
+        with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
+            client.sendall(b"GET /metr")
+            assert client.recv(100) == b""
+        with urllib.request.urlopen(exporter.url, timeout=5) as answer:
+            assert "kvtop_source_up" in answer.read().decode()
+    finally:
+        exporter.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_port_in_use_is_one_clear_line():

@@ -94,6 +94,30 @@ def test_speed_max_never_sleeps_and_ends_its_turns(engine: FakeEngine, clock: Ma
     assert engine.step == 4  # 10 ms of work a turn
 
 
+def test_an_engine_that_becomes_busy_holds_nobody_up_for_long(clock: ManualClock) -> None:
+    class Working(FakeEngine):
+        cost_s = 1e-6
+
+        def advance(self, max_steps: int) -> int:
+            clock.now_s += self.cost_s * max_steps
+            return super().advance(max_steps)
+
+    def turn_s() -> float:
+        began_s = clock.now_s
+        runner.turn()
+        return clock.now_s - began_s
+
+    engine = Working()
+    engine.skips = True
+    runner = EngineRunner(engine, speed=None, clock=clock)
+    for _ in range(20):
+        turn_s()
+    engine.cost_s = 0.002
+    turns_s = [turn_s() for _ in range(20)]
+    assert turns_s[0] < 0.6
+    assert max(turns_s[1:]) < 0.02
+
+
 def test_lag_is_dropped(engine: FakeEngine, clock: ManualClock) -> None:
     def cost() -> None:
         clock.now_s += 0.05  # twice as slow as its pace
@@ -231,17 +255,11 @@ def test_other_commands_go_to_the_engine(engine: FakeEngine) -> None:
 
 
 def test_an_observation_is_of_one_step(engine: FakeEngine, clock: ManualClock) -> None:
-    published: list[int] = []
-
-    def publish(step: int, device: BlockArrays, host: BlockArrays | None) -> None:
-        published.append(step)
-
-    runner = EngineRunner(engine, on_publish=publish, clock=clock)
+    runner = EngineRunner(engine, clock=clock)
     clock.now_s += 1
     runner.turn()
-    assert published == []  # nobody watches
+    assert "arrays" not in engine.calls  # nobody watches
     seen = runner.observe(Focus(seq_id=1, block_id=5))
-    assert published == [40]
     assert seen.snapshot.step == 40
     assert seen.device is not None
     assert set(seen.device.last_used.tolist()) == {40}
@@ -251,6 +269,32 @@ def test_an_observation_is_of_one_step(engine: FakeEngine, clock: ManualClock) -
     assert seen.focus_block == BlockHolders(5, ((1, 5),), 1)
     with pytest.raises(ValueError, match="read-only"):
         seen.device.state[0] = 1
+
+
+def test_a_map_is_written_in_place_and_before_the_answer(engine: FakeEngine, clock: ManualClock) -> None:
+    class Map:
+        def __init__(self) -> None:
+            self.places = (BlockArrays.empty(engine.num_blocks), BlockArrays.empty(engine.num_host))
+            self.steps: list[tuple[int, bool]] = []
+
+        def begin(self, step: int, num_device: int, num_host: int | None) -> tuple[BlockArrays, BlockArrays]:
+            assert (num_device, num_host) == (engine.num_blocks, engine.num_host)
+            self.steps.append((step, False))
+            return self.places
+
+        def finish(self) -> None:
+            self.steps[-1] = (self.steps[-1][0], True)
+
+    block_map = Map()
+    runner = EngineRunner(engine, block_map=block_map, clock=clock)
+    clock.now_s += 1
+    runner.turn()
+    assert block_map.steps == []
+    seen = runner.observe(Focus(block_id=5))
+    assert block_map.steps == [(40, True)]
+    assert (seen.device, seen.host) == (None, None)
+    assert seen.focus_block == BlockHolders(5, ((1, 5),), 1)
+    assert all(set(place.last_used.tolist()) == {40} for place in block_map.places)
 
 
 def test_nothing_is_copied_while_nothing_changes(engine: FakeEngine, clock: ManualClock) -> None:

@@ -96,7 +96,7 @@ def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, message):
     trace = open_trace(path, skip_bad=True)
     assert (trace.num_rows, trace.num_bad, len(trace.requests)) == (3, 1, 2)
     assert trace.bad[0].startswith(f"{path}:2: {message}")
-    assert trace.notes[-1] == "1 bad row skipped"
+    assert trace.notes[-1] == f"1 bad row skipped; the first: {trace.bad[0]}"
     assert [request.label for request in trace.requests] == ["line 1", "line 3"]
 
 
@@ -113,7 +113,7 @@ def test_the_length_limit_can_be_set(tmp_path):
 def test_many_bad_rows_are_counted_and_the_first_kept(tmp_path):
     trace = open_trace(mooncake(tmp_path, *[{**GOOD, "input_length": -n} for n in range(20)]), skip_bad=True)
     assert (trace.num_bad, len(trace.bad)) == (20, MAX_BAD_KEPT)
-    assert "20 bad rows skipped" in trace.notes
+    assert f"20 bad rows skipped; the first: {trace.bad[0]}" in trace.notes
 
 
 def test_nothing_left_after_skipping_is_refused(tmp_path):
@@ -222,6 +222,19 @@ def test_a_missing_column_is_named(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("TIMESTAMP,ContextTokens\n")
     assert refusal(path) == "FILE:1: column 'GeneratedTokens' is missing; found: \"TIMESTAMP, ContextTokens\""
+
+
+def test_a_column_that_is_there_twice_is_named(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n")
+    assert refusal(path) == "FILE:1: column 'ContextTokens' stands there 2 times, not once"
+
+
+def test_arrivals_too_far_apart_are_refused(tmp_path):
+    path = mooncake(tmp_path, {**GOOD, "timestamp": 1_700_000_000_000})  # milliseconds since 1970 among others
+    assert refusal(path) == (
+        "FILE:2: arrives 1700000000 s after line 1: a trace may last 100000000 s from its first arrival to its last"
+    )
 
 
 def test_a_header_alone_is_refused(tmp_path):

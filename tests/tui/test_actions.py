@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from textual import events
 from tui_fakes import TABLES, FakeOperations, FocusedSource, console, scripted_observation
 
 from allocator.commands import (
@@ -77,6 +78,44 @@ async def _confirmed(c, expected: Command, *keys: str) -> None:
     await c.until(lambda: "12 blocks moved" in c.note(), "the outcome")
     assert c.operations.applied == [expected]
     assert not isinstance(c.app.screen, ActionSheet)
+
+
+async def _press_at_once(c, *keys: str) -> None:
+    """Press keys faster than the console answers them: all are there before the first one's effect is."""
+    for key in keys:
+        c.app.post_message(events.Key(key, key if len(key) == 1 else None))
+    await c.pilot.pause()
+    await c.pilot.pause()
+
+
+@pytest.mark.parametrize("keys", [("y", "y", "y"), ("y", "escape")])
+async def test_a_held_key_confirms_once(keys):
+    async with console() as c:
+        await _sheet_of(c, "C")
+        await _press_at_once(c, *keys)
+        await c.until(lambda: "12 blocks moved" in c.note(), "the outcome")
+        assert len(c.operations.applied) == 1
+        assert c.app.is_running
+        assert len(c.app.screen_stack) == 1
+
+
+@pytest.mark.parametrize(
+    ("opens", "closes"), [("C", "n"), ("R", "enter"), ("g", "escape"), ("question_mark", "escape")]
+)
+async def test_a_held_key_closes_one_dialog(opens, closes):
+    async with console() as c:
+        await c.press(opens)
+        await _press_at_once(c, closes, closes, closes)
+        assert c.app.is_running
+        assert len(c.app.screen_stack) == 1
+        assert c.operations.applied == []
+
+
+@pytest.mark.parametrize("keys", [("C", "C", "C"), ("R", "question_mark"), ("g", "E")])
+async def test_keys_at_once_open_one_dialog(keys):
+    async with console() as c:
+        await _press_at_once(c, *keys)
+        assert len(c.app.screen_stack) == 2
 
 
 # Looking ------------------------------------------------------------------------------------------------------------
@@ -269,6 +308,14 @@ async def test_action_step():
         await c.poll()
         await c.press("full_stop")
         await c.until(lambda: c.operations.applied == [Step(1)], "the step")
+
+
+async def test_a_run_that_is_done_is_neither_paused_nor_stepped():
+    async with console(source=FocusedSource([scripted_observation(phase="done")])) as c:
+        for key in ("space", "full_stop"):
+            await c.press(key)
+            assert "the run is done" in c.note()
+        assert c.operations.applied == []
 
 
 async def test_action_speed_up():
@@ -478,6 +525,13 @@ async def test_action_quit():
         await c.until(lambda: not c.app.is_running, "the end")
     assert c.app.return_code == 0
     assert c.source.closed
+
+
+async def test_action_suspend():
+    # Stopping for real, and coming back, is a test of a terminal: see test_lifecycle.py.
+    async with console() as c:
+        await c.press("ctrl+z")
+        assert "no shell to go back to" in c.note()
 
 
 async def test_action_interrupt():

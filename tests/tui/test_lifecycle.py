@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -141,13 +142,21 @@ async def test_ctrl_c_works_in_every_dialog():
 class _Terminal:
     """A console in a child process on a pseudo terminal."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, shell_script: str | None = None) -> None:
+        """Start it alone in its session; or let a shell with job control run it, as ``$CONSOLE`` in a script."""
+        command = [sys.executable, str(_CHILD), mode]
         self.master, self.slave = pty.openpty()
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.before = termios.tcgetattr(self.slave)
         self.output = b""
+        if shell_script is not None:
+            # A leader without a terminal gets the one it opens for its own.
+            opened = (
+                f"exec <>{os.ttyname(self.slave)} >&0 2>&0; set -m; CONSOLE='{shlex.join(command)}'; {shell_script}"
+            )
+            command = ["sh", "-c", opened]
         self.process = subprocess.Popen(
-            [sys.executable, str(_CHILD), mode],
+            command,
             stdin=self.slave, stdout=self.slave, stderr=self.slave, start_new_session=True,
         )  # fmt: skip
 
@@ -226,6 +235,33 @@ def test_every_way_out_leaves_the_terminal_as_it_was(terminal, end, code):
     assert terminal.output.rfind(_LEAVE_ALTERNATE_SCREEN) > terminal.output.rfind(b"\x1b[?1049h")
     assert _SHOW_CURSOR in terminal.output
     assert b"torch loaded: False" in terminal.output
+
+
+def test_ctrl_z_gives_the_terminal_back_until_fg():
+    child = _Terminal("run", '$CONSOLE; echo "stopped $?"; read answer; fg; echo "ended $?"')
+    try:
+        child.read_until(b"RUNNING")
+        child.type(b"R\x1a")
+        child.read_until(b"stopped 147")  # 128 + SIGSTOP
+        assert termios.tcgetattr(child.slave) == child.before
+        assert child.output.rfind(_LEAVE_ALTERNATE_SCREEN) > child.output.rfind(b"\x1b[?1049h")
+        child.output = b""
+        child.type(b"\n")
+        child.read_until(b"RUNNING")
+        child.type(b"\x03")
+        child.read_until(b"ended 130")
+        assert termios.tcgetattr(child.slave) == child.before
+    finally:
+        child.close()
+
+
+@pytest.mark.parametrize("terminal", ["run"], indirect=True)
+def test_ctrl_z_without_a_shell_to_go_back_to_changes_nothing(terminal):
+    terminal.read_until(b"RUNNING")
+    terminal.type(b"\x1a")
+    terminal.read_until(b"no shell to go back to")
+    terminal.type(b"q")
+    assert terminal.wait(5.0) == 0
 
 
 @pytest.mark.parametrize("terminal", ["fault", "screen-fault"], indirect=True)

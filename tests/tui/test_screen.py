@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import msgspec
+import numpy as np
 import pytest
 from tui_fakes import FocusedSource, console, scripted_observation
 
+from kvtop.model import format as fmt
 from kvtop.model.reduce import reduce
 from kvtop.model.view import View
+from kvtop.sources.scripted import block_arrays
 from kvtop.tui.look import AsciiFilter, detect_look
 from kvtop.tui.widgets.lines import fit, printable, rule, spark
 from kvtop.tui.widgets.panes import hit_ratios
+from kvtop.tui.widgets.sequences import Sequences
 
 _ALWAYS = ["RUNNING", "USED", "FRAG", "SWAP", "HIT", "EVICT 12.3k", "PREEMPT 4", "FAIL 2", "? help", "q quit"]
 
@@ -65,6 +71,53 @@ async def test_no_field_moves_when_numbers_grow():
             assert [line.find(label) for line in after] == at, label
 
 
+def _told(observation, **changes):
+    """Return the observation with changes to its snapshot; ``faults`` is a counter."""
+    faults = changes.pop("faults", 0)
+    counters = msgspec.structs.replace(observation.snapshot.counters, integrity_faults=faults)
+    return replace(observation, snapshot=msgspec.structs.replace(observation.snapshot, counters=counters, **changes))
+
+
+@pytest.mark.parametrize("size", [(60, 16), (120, 40)])
+@pytest.mark.parametrize(("phase", "badge"), [("stuck: 9 blocks needed", " STUCK "), ("failed: no memory", " FAILED ")])
+async def test_a_phase_with_a_reason_is_a_badge_and_the_reason_stands_below(size, phase, badge):
+    async with console(source=FocusedSource([scripted_observation(phase=phase)]), size=size) as c:
+        head = c.text_of("Header").splitlines()[0]
+        assert badge in head
+        assert "step" in head
+        assert "needed" not in head
+        assert phase in c.note()
+
+
+async def test_what_the_engine_has_to_tell_is_said_once_and_kept_among_the_events():
+    first = _told(scripted_observation(), notes=("swap space is small", "2 bad rows skipped"))
+    second = _told(scripted_observation(step=1001, first_event=3), notes=first.snapshot.notes)
+    third = _told(scripted_observation(step=1002, first_event=6), notes=(*first.snapshot.notes, "law 2"), faults=1)
+    async with console(source=FocusedSource([first, second, third])) as c:
+        assert "swap space is small; 2 bad rows skipped" in c.note()
+        assert "FAULT" not in c.text_of("Header")
+        c.app.say("")
+        await c.poll()
+        assert "swap space" not in c.note()
+        await c.poll()
+        assert c.note().strip() == "law 2"
+        assert " 1 FAULT " in c.text_of("Header")
+        assert [e.text for e in c.app.view.events if e.kind == "note"] == [*first.snapshot.notes, "law 2"]
+
+
+async def test_the_header_and_the_map_tell_the_same_numbers():
+    other = scripted_observation(first_event=3, device=block_arrays(np.zeros(1024, np.uint8)))
+    async with console(source=FocusedSource([scripted_observation(), other])) as c:
+        assert c.app.attachment is not None
+        for _ in range(2):
+            c.app.on_view_changed()
+            used = fmt.percent(c.app.view.device.numbers.usage_ratio)
+            assert used in c.text_of("Header")
+            await c.pilot.pause()
+            assert f"{used} used" in c.screen_text()
+            c.app.attachment.poll()
+
+
 async def test_no_color_draws_glyphs_and_no_colour(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     async with console() as c:
@@ -87,6 +140,18 @@ async def test_sixteen_colours_use_the_terminals_own(monkeypatch):
         strips = c.app.screen._compositor.render_strips(c.app.screen.size)
         colours = [s.style.color for strip in strips for s in strip if s.style and s.style.color]
         assert all(colour.triplet is None for colour in colours)
+
+
+async def test_the_row_under_the_cursor_is_of_one_colour_in_sixteen(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLORTERM", raising=False)
+    async with console() as c:
+        for chosen in (None, 7):
+            c.app.choose(chosen)
+            rows = {y: c.app.query_one("#sequences", Sequences).render_line(y) for y in (2, 3)}
+            styles = {(s.style.color, s.style.bgcolor, s.style.reverse) for s in rows[2] if s.text.strip() and s.style}
+            assert len(styles) == 1
+            assert len({s.style.color for s in rows[3] if s.text.strip() and s.style}) > 1
 
 
 async def test_ascii_only_writes_nothing_else():

@@ -5,16 +5,16 @@ from __future__ import annotations
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from kvtop.tui.look import Look
+from kvtop.tui.screens.dialog import Dialog
 from kvtop.tui.widgets.lines import line
 
 _MAX_DIGITS = 9
 
 
-class AskNumber(ModalScreen[int | None]):
+class AskNumber(Dialog[int | None]):
     """Answers with a number from 0 to ``highest``, or ``None``."""
 
     DEFAULT_CSS = """

@@ -9,15 +9,15 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from kvtop.tui.actions import ACTIONS, GROUP_TITLES, Action
 from kvtop.tui.look import Look
+from kvtop.tui.screens.dialog import Dialog
 from kvtop.tui.widgets.lines import line
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Dialog[None]):
     """The help overlay; any of the usual keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -11,7 +11,6 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from allocator.commands import Command
@@ -19,6 +18,7 @@ from allocator.plans import Effect, Plan
 from kvtop.model import format as fmt
 from kvtop.tui.look import Look
 from kvtop.tui.messages import PlanReady
+from kvtop.tui.screens.dialog import Dialog
 from kvtop.tui.widgets.lines import line, printable
 
 _MAX_DIGITS: Final = 9
@@ -51,7 +51,7 @@ class NumberField:
     hint: str = ""
 
 
-class ActionSheet(ModalScreen[Command | None]):
+class ActionSheet(Dialog[Command | None]):
     """Answers with the command to apply, or ``None`` for no.
 
     Args:

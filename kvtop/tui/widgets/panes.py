@@ -17,7 +17,14 @@ from kvtop.tui.widgets.lines import Lines, fit, line, rule, spark
 
 MIN_WIDTH, MIN_HEIGHT = 60, 16
 
-_EVENT_STYLES = {"fault": "bad", "refuse": "bad", "preempt": "warn", "evict": "warn", "command": "label", "note": "warn"}
+_EVENT_STYLES = {
+    "fault": "bad",
+    "refuse": "bad",
+    "preempt": "warn",
+    "evict": "warn",
+    "command": "label",
+    "note": "warn",
+}
 
 
 class Trends(Lines):

@@ -1,0 +1,679 @@
+"""The planted bugs: each changes the text of one module of ``allocator`` and has to turn a test red.
+
+A change names text that stands in its module exactly once; ``test_mutants_apply`` says so when it does not any more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One bug.
+
+    Attributes:
+        name: What goes wrong.
+        module: File in ``allocator/``.
+        tests: Tests that should see it, in the order in which they are run: ``engine`` is ``test_engine.py``.
+        changes: Texts, and what stands there instead.
+    """
+
+    name: str
+    module: str
+    tests: str
+    changes: tuple[tuple[str, str], ...]
+
+    def planted_in(self, text: str) -> str:
+        """Return a module's text with the bug in it.
+
+        Raises:
+            ValueError: The text has moved on: the mutant has to be written anew.
+        """
+        for old, new in self.changes:
+            if text.count(old) != 1:
+                raise ValueError(f"{self.module}: {self.name!r} is stale: {text.count(old)} places read {old!r}")
+            text = text.replace(old, new)
+        return text
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    # -- pool --
+    Mutant(
+        "evicts more than needed",
+        "pool.py",
+        "model_pool pool_by_hand eviction",
+        (("self._evict(n - len(free))", "self._evict(min(n, self.num_cached - self._withheld_cached))"),),
+    ),
+    Mutant(
+        "shared never becomes sole",
+        "pool.py",
+        "model_manager model_pool pool_by_hand eviction",
+        (("alone = ids[facts.refs[ids] == 1]", "alone = ids[facts.refs[ids] == 0]"),),
+    ),
+    Mutant(
+        "order does not follow moves",
+        "pool.py",
+        "eviction pool_by_hand model_pool",
+        (("            self._order.rename(remap)\n", "            pass\n"),),
+    ),
+    Mutant(
+        "free list keeps ids above the end",
+        "pool.py",
+        "model_pool pool_by_hand eviction",
+        (("self._free.replace(ids[ids < num_blocks])", "self._free.replace(ids)"),),
+    ),
+    Mutant(
+        "stale eviction entries survive a shrink",
+        "pool.py",
+        "engine pool_by_hand model_pool eviction",
+        (("        self._order.forget_stale(self.facts)  #", "        #"),),
+    ),
+    Mutant(
+        "pinned free blocks handed out",
+        "pool.py",
+        "model_pool pool_by_hand eviction",
+        (
+            (
+                "            self._withheld_free += len(idle_free)\n            self._drop_from_free_list()",
+                "            self._withheld_free += len(idle_free)",
+            ),
+        ),
+    ),
+    Mutant(
+        "unpinned cached blocks stay withheld",
+        "pool.py",
+        "model_manager pool_by_hand model_pool eviction",
+        (("        self._withheld_cached -= int(np.count_nonzero(facts.state[bare] == CACHED))\n", ""),),
+    ),
+    Mutant(
+        "lfu keeps old uses",
+        "pool.py",
+        "eviction pool_by_hand model_pool",
+        (("            facts.uses[ids] = 0\n", ""),),
+    ),
+    Mutant(
+        "contiguous first fit",
+        "pool.py",
+        "model_pool pool_by_hand eviction",
+        (
+            (
+                "start = int(starts[fits[np.argmin(lengths[fits])]])\n                return self._take",
+                "start = int(starts[fits[0]])\n                return self._take",
+            ),
+        ),
+    ),
+    Mutant(
+        "compact allocation takes the shortest",
+        "pool.py",
+        "model_pool pool_by_hand eviction",
+        (("else int(np.argmax(lengths))", "else int(np.flatnonzero(lengths)[np.argmin(lengths[lengths > 0])])"),),
+    ),
+    Mutant(
+        "double free in a small pool",
+        "pool.py",
+        "model_pool pool_by_hand eviction",
+        (("distinct = self.num_blocks - int(np.count_nonzero(state)) == len(self._free) + n", "distinct = True"),),
+    ),
+    Mutant(
+        "double free of a few",
+        "pool.py",
+        "model_pool pool_by_hand eviction",
+        (
+            (
+                "                for other in ids[:done]:\n"
+                "                    state[other] = SOLE\n"
+                "                return False",
+                "                return False",
+            ),
+        ),
+    ),
+    Mutant(
+        "double free in a large pool",
+        "pool.py",
+        "model_pool pool_by_hand eviction",
+        (("distinct = mark[ids].tobytes() == _RAMP_BYTES[: 4 * n]", "distinct = True"),),
+    ),
+    # -- manager --
+    Mutant(
+        "releases head first",
+        "manager.py",
+        "model_manager engine",
+        (
+            (
+                "self.device.release_distinct(self.tables.table(row)[::-1].copy())",
+                "self.device.release_distinct(self.tables.table(row).copy())",
+            ),
+        ),
+    ),
+    Mutant(
+        "full hit counted whole",
+        "manager.py",
+        "model_manager engine",
+        (("hits = len(matched) - (len(matched) * self.block_size == num_tokens)", "hits = len(matched)"),),
+    ),
+    Mutant(
+        "copy-on-write overcounted",
+        "manager.py",
+        "model_manager engine",
+        (("min(n, self.device.ref_count(block) - 1) for", "n for"),),
+    ),
+    Mutant(
+        "copy-on-write copies nothing",
+        "manager.py",
+        "model_manager engine",
+        (('self.storage.copy(CopyJob("device", old, "device", new))', "pass"),),
+    ),
+    Mutant(
+        "copy-on-write keeps the old reference",
+        "manager.py",
+        "model_manager engine",
+        (
+            (
+                "        self.tables.set_last(at, new)\n        self.device.release(old)",
+                "        self.tables.set_last(at, new)",
+            ),
+        ),
+    ),
+    Mutant(
+        "failed copy-on-write leaks",
+        "manager.py",
+        "engine model_manager",
+        (
+            (
+                "        except StorageError:\n            self.device.release(new)\n            raise",
+                "        except StorageError:\n            raise",
+            ),
+        ),
+    ),
+    Mutant(
+        "failed swap out leaks host blocks",
+        "manager.py",
+        "model_manager engine",
+        (("                self.host.release(host_ids)\n", ""),),
+    ),
+    Mutant(
+        "failed swap in leaks",
+        "manager.py",
+        "model_manager engine",
+        (("                pool.release(ids[::-1])\n", ""),),
+    ),
+    Mutant(
+        "tables not re-pointed", "manager.py", "model_manager engine", (("        self.tables.rename(remap)\n", ""),)
+    ),
+    Mutant(
+        "failed move keeps destinations",
+        "manager.py",
+        "engine model_manager",
+        (("            pool.unreserve(stage.destinations)\n", ""),),
+    ),
+    Mutant(
+        "forks never copy", "manager.py", "model_manager engine", (("            self._may_share_tails = True\n", ""),)
+    ),
+    Mutant(
+        "copy-on-write forgets other rows",
+        "manager.py",
+        "engine model_manager",
+        (("self._may_share_tails = len(rows) < len(tables.rows())", "self._may_share_tails = False"),),
+    ),
+    Mutant(
+        "admit forgets revived blocks",
+        "manager.py",
+        "engine model_manager",
+        (("self._require(fresh + self._count_idle(shared), keep)", "self._require(fresh, keep)"),),
+    ),
+    Mutant(
+        "swap in ignores residents for room",
+        "manager.py",
+        "engine model_manager",
+        (("self._require(len(missing) + self._count_idle(resident), keep)", "self._require(len(missing), keep)"),),
+    ),
+    # -- compaction --
+    Mutant(
+        "shrink evicts the youngest",
+        "compaction.py",
+        "compaction",
+        (
+            (
+                "evicted = shape.eviction_order[:excess]",
+                "evicted = shape.eviction_order[len(shape.eviction_order) - excess :]",
+            ),
+        ),
+    ),
+    Mutant(
+        "pack boundary ignores pins",
+        "compaction.py",
+        "compaction",
+        (("places = np.concatenate(([0], np.cumsum(~shape.stuck)))", "places = np.arange(shape.num_blocks + 1)"),),
+    ),
+    Mutant(
+        "window over a slab end",
+        "compaction.py",
+        "compaction",
+        (
+            (
+                "(sums(shape.stuck) == 0) & (starts // shape.slab_size == (starts + n - 1) // shape.slab_size)",
+                "(sums(shape.stuck) == 0)",
+            ),
+        ),
+    ),
+    Mutant(
+        "rescued blocks outside the budget",
+        "compaction.py",
+        "compaction",
+        (("sources, elsewhere = sources[:count], elsewhere[: max_moves - count]", "sources = sources[:count]"),),
+    ),
+    # -- engine --
+    Mutant(
+        "preempts the first",
+        "engine.py",
+        "engine",
+        (
+            (
+                "self.preempt(self.scheduler.running[-1], self.config.preempt)",
+                "self.preempt(self.scheduler.running[0], self.config.preempt)",
+            ),
+        ),
+    ),
+    Mutant(
+        "watermark never waived",
+        "engine.py",
+        "engine",
+        (("keep = watermark = 0 if alone else math.ceil", "keep = watermark = math.ceil"),),
+    ),
+    Mutant(
+        "resumed counted as queries",
+        "engine.py",
+        "engine",
+        (
+            (
+                "            if not sequence.resumed:\n                self._count_query",
+                "            if True:\n                self._count_query",
+            ),
+        ),
+    ),
+    Mutant(
+        "skips over arrivals",
+        "engine.py",
+        "engine",
+        (
+            (
+                "        if self._next_request is not None and not self.config.serial:\n            steps = min",
+                "        if False:\n            steps = min",
+            ),
+        ),
+    ),
+    Mutant(
+        "refuses what just fits",
+        "engine.py",
+        "engine",
+        (("if needed > self.manager.device.num_blocks:", "if needed >= self.manager.device.num_blocks:"),),
+    ),
+    Mutant(
+        "no late refusal",
+        "engine.py",
+        "engine",
+        (("if alone and manager.blocks_for(sequence.num_target) > manager.device.num_blocks:", "if False:"),),
+    ),
+    Mutant(
+        "cancel strands host blocks",
+        "engine.py",
+        "engine",
+        (
+            (
+                "            self._leave_host(sequence)\n        self.scheduler.stop(sequence)",
+                "            sequence.host_row = None\n        self.scheduler.stop(sequence)",
+            ),
+        ),
+    ),
+    Mutant(
+        "output stamped one late",
+        "engine.py",
+        "engine",
+        (
+            (
+                "positions.append(np.arange(start, start + steps",
+                "positions.append(np.arange(start + 1, start + steps + 1",
+            ),
+        ),
+    ),
+    Mutant(
+        "keys published late",
+        "engine.py",
+        "engine",
+        (("        self.manager.publish_keys(sequence.row, keys, first, tokens=tokens)\n", "        pass\n"),),
+    ),
+    Mutant(
+        "skips one too many",
+        "engine.py",
+        "engine",
+        (("steps = min(budget, int(room[room.argmin()]))", "steps = min(budget, int(room[room.argmin()]) + 1)"),),
+    ),
+    # -- scheduler --
+    Mutant(
+        "returns in order of preemption",
+        "scheduler.py",
+        "engine",
+        (("bisect.insort(self.waiting, sequence, key=_arrival)", "self.waiting.append(sequence)"),),
+    ),
+    Mutant(
+        "held sequences come back alone",
+        "scheduler.py",
+        "engine",
+        (("next((s for s in self.waiting if not s.held), None)", "next(iter(self.waiting), None)"),),
+    ),
+    # -- eviction --
+    Mutant(
+        "pinned cached blocks evicted",
+        "eviction.py",
+        "eviction model_pool",
+        (("            if facts.num_flagged:\n                live = current & (facts.flags[ids] == 0)\n", ""),),
+    ),
+    Mutant(
+        "lru newest first",
+        "eviction.py",
+        "eviction model_pool",
+        (
+            (
+                "        self._records.append((int(facts.stamp[block_ids[0]]), block_ids))",
+                "        self._records.appendleft((int(facts.stamp[block_ids[0]]), block_ids))",
+            ),
+        ),
+    ),
+    # -- storage --
+    Mutant("copies run over a slab end", "storage.py", "storage", ((" | (dst[1:] % destination_slab == 0)", ""),)),
+    # -- facts --
+    Mutant(
+        "insertion time does not move",
+        "facts.py",
+        "model_manager eviction model_pool",
+        (
+            (
+                "(self.state, self.refs, self.stamp, self.inserted, self.uses",
+                "(self.state, self.refs, self.stamp, self.uses",
+            ),
+        ),
+    ),
+    # -- block_table --
+    Mutant(
+        "growing table loses its ids",
+        "block_table.py",
+        "engine block_table",
+        (("        start = self._start[row]\n        self._arena[start : start + len(ids)] = ids\n", ""),),
+    ),
+    # -- metrics --
+    Mutant(
+        "contiguity across slabs",
+        "metrics.py",
+        "metrics",
+        (
+            (
+                "starts[1:] = (np.diff(block_ids) != 1) | (block_ids[1:] % slab_size == 0)",
+                "starts[1:] = np.diff(block_ids) != 1",
+            ),
+        ),
+    ),
+    # -- free_list --
+    Mutant(
+        "free list forgets to spill",
+        "free_list.py",
+        "model_pool",
+        (("            self._spill(len(self.front))\n            top = self.top", "            top = self.top"),),
+    ),
+    Mutant(
+        "free list spills too many",
+        "free_list.py",
+        "model_pool",
+        (
+            (
+                "        del self.front[:count]\n        self.put_many(moved)",
+                "        del self.front[: count + 1]\n        self.put_many(moved)",
+            ),
+        ),
+    ),
+    # -- content --
+    Mutant(
+        "a fork keeps the parent's keys",
+        "content.py",
+        "content engine",
+        (
+            (
+                "return self.parent.keys(block_size, key_hash)[: self.at // block_size]",
+                "return self.parent.keys(block_size, key_hash)",
+            ),
+        ),
+    ),
+    # -- torch_storage --
+    Mutant(
+        "copies into the wrong slab",
+        "torch_storage.py",
+        "storage",
+        (
+            (
+                "                    dst_slab, dst = divmod(destination, self.slab_size)",
+                "                    dst_slab, dst = source // self.slab_size, destination % self.slab_size",
+            ),
+        ),
+    ),
+    # -- hashing --
+    Mutant(
+        "keys without the parent",
+        "hashing.py",
+        "hashing prefix_exact",
+        (
+            (
+                "return [parent := digest(parent + piece) for piece in pieces]",
+                "return [digest(piece) for piece in pieces]",
+            ),
+        ),
+    ),
+    Mutant(
+        "sha256 keys without what came before",
+        "hashing.py",
+        "hashing prefix_exact",
+        (("        state.update(piece)\n", "        state = hashlib.sha256(piece)\n"),),
+    ),
+    Mutant(
+        "no salt",
+        "hashing.py",
+        "hashing prefix_exact",
+        (("        parent = digest(salt)\n", '        parent = digest(b"")\n'),),
+    ),
+    # -- prefix_cache --
+    Mutant(
+        "a hit is not compared",
+        "prefix_cache.py",
+        "prefix_exact model_pool",
+        (("if not lineage or not self._holds(ids, tokens):", "if not lineage:"),),
+    ),
+    Mutant(
+        "a hit may have another parent",
+        "prefix_cache.py",
+        "prefix_exact model_pool",
+        (("if not lineage or not self._holds(ids, tokens):", "if not self._holds(ids, tokens):"),),
+    ),
+    Mutant(
+        "a slow match goes on after a mismatch",
+        "prefix_cache.py",
+        "prefix_exact model_pool",
+        (
+            (
+                "self._holds(block_ids[position : position + 1], own):\n                break",
+                "self._holds(block_ids[position : position + 1], own):\n                continue",
+            ),
+        ),
+    ),
+    Mutant(
+        "a displaced block keeps its key",
+        "prefix_cache.py",
+        "prefix_exact model_pool",
+        (
+            (
+                "                self._keys[owner] = _NO_KEY\n                self._block_of[key] = block",
+                "                self._block_of[key] = block",
+            ),
+        ),
+    ),
+    Mutant(
+        "a moved block's key stays behind",
+        "prefix_cache.py",
+        "prefix_exact model_pool",
+        (
+            (
+                "            if self._block_of.get(key) == source:\n"
+                "                self._block_of[key] = destination\n",
+                "            pass\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "an insertion forgets what came before",
+        "prefix_cache.py",
+        "prefix_exact model_pool",
+        (("            self._parent[ids[0]] = parent\n", ""),),
+    ),
+    # -- reservation --
+    Mutant(
+        "a release looks for a pin too early",
+        "reservation.py",
+        "reservation explorer",
+        (
+            (
+                "                    if self.pool.facts.num_flagged:\n"
+                "                        self._return_surplus(mine)\n"
+                "                    return\n",
+                "                    return\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a larger release looks for a pin too early",
+        "reservation.py",
+        "reservation explorer",
+        (
+            (
+                "        if len(mine.blocks) > 2 * SLAB or facts.num_flagged:\n",
+                "        if len(mine.blocks) > 2 * SLAB:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a pin leaves what is reserved",
+        "reservation.py",
+        "reservation explorer",
+        (("            self._steal_all()\n\n    def unpin", "\n    def unpin"),),
+    ),
+    Mutant(
+        "nothing is stolen back",
+        "reservation.py",
+        "reservation explorer",
+        (
+            (
+                "            # Blocks that are promised but unused are better given out than cached ones evicted.\n"
+                "            self._steal_all()\n",
+                "            pass\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a refill takes all there is",
+        "reservation.py",
+        "reservation explorer",
+        (("slab = min(SLAB, pool.num_free_listed // 2) if not", "slab = min(SLAB, pool.num_free_listed) if not"),),
+    ),
+    Mutant(
+        "a refill leaves blocks free",
+        "reservation.py",
+        "reservation explorer",
+        (("                pool.facts.state[fresh] = RESERVED\n", ""),),
+    ),
+    Mutant(
+        "what was taken is lost when others stole the rest",
+        "reservation.py",
+        "reservation explorer",
+        (
+            (
+                "                state[block] = RESERVED\n            blocks += taken\n",
+                "                state[block] = RESERVED\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "who asks for too much makes others fail",
+        "reservation.py",
+        "reservation explorer",
+        (("        if len(blocks) < n:\n            return self._refill(mine, n)\n", ""),),
+    ),
+    Mutant(
+        "a steal copies and then clears",
+        "reservation.py",
+        "reservation explorer",
+        (
+            (
+                "        back = _pop_until(reservation.blocks, 0)\n",
+                "        back = list(reservation.blocks)\n        reservation.blocks.clear()\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "surplus goes back without the lock",
+        "reservation.py",
+        "reservation explorer",
+        (("        with self.lock:\n            keep = 0", "        if True:\n            keep = 0"),),
+    ),
+    Mutant(
+        "a refused release keeps what it took",
+        "reservation.py",
+        "reservation explorer",
+        (
+            (
+                "                for other in ids[:done]:\n"
+                "                    state[other] = SOLE\n"
+                "                return False",
+                "                return False",
+            ),
+        ),
+    ),
+    Mutant(
+        "a thread that ends keeps its blocks",
+        "reservation.py",
+        "reservation explorer",
+        (("                self.pool._put_back(_pop_until(self.mine.blocks, 0))\n", ""),),
+    ),
+    Mutant(
+        "a thread that ends takes its counts with it",
+        "reservation.py",
+        "reservation explorer",
+        (("        self.pool.num_allocated += reservation.handed_out\n", ""),),
+    ),
+    Mutant(
+        "idle reservations are never seen as idle",
+        "reservation.py",
+        "reservation explorer",
+        (("                reservation.seen = used\n", "                pass\n"),),
+    ),
+    Mutant(
+        "every reservation counts as idle",
+        "reservation.py",
+        "reservation explorer",
+        (("if used == reservation.seen or not reservation.thread.is_alive():", "if True:"),),
+    ),
+    Mutant(
+        "surplus keeps too much",
+        "reservation.py",
+        "reservation explorer",
+        (("        if len(mine.blocks) > 2 * SLAB or facts.num_flagged:\n", "        if facts.num_flagged:\n"),),
+    ),
+    # -- locks --
+    Mutant(
+        "the order of locks is not looked at",
+        "locks.py",
+        "reservation",
+        (
+            (
+                "RANKS[lock.layer] < max(RANKS[other.layer] for other in stack)",
+                "RANKS[lock.layer] < min(RANKS[other.layer] for other in stack)",
+            ),
+        ),
+    ),
+    Mutant("waits are not counted", "locks.py", "reservation", (("        self.contended += 1\n", ""),)),
+)
