@@ -413,7 +413,10 @@ class BlockManager:
             return []
         for _ in range(OPTIMISTIC_TRIES if self.config.optimistic_lookup else 0):
             version = cache.version
-            matched = cache.match(keys, tokens)
+            try:
+                matched = cache.match(keys, tokens)
+            except IndexError:  # the pool shrank under the match
+                matched, version = [], -1
             lock.acquire()
             if cache.version == version:
                 return matched

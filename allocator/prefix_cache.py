@@ -118,20 +118,20 @@ class PrefixCache:
             parent: Identity of the content before them.
         """
         ids = block_ids.tolist()
-        owners = list(map(self._block_of.setdefault, keys, ids))
-        words = np.frombuffer(b"".join(keys), self._keys.dtype)
-        if owners == ids:
-            self._keys[block_ids] = words
-            if tokens is None:
-                return Inserted(None, [], ROOT)
-            first = self._next_identity
+        first = self._next_identity
+        if tokens is not None:
+            # Written before the keys are known: a match without the lock must not find a key beside old facts.
             self._next_identity = first + len(ids)
             identities = np.arange(first, first + len(ids))
             self._identity[block_ids] = identities
             self._parent[block_ids] = identities - 1
             self._parent[ids[0]] = parent
             self._store(block_ids, tokens)
-            return Inserted(None, [], first + len(ids) - 1)
+        owners = list(map(self._block_of.setdefault, keys, ids))
+        words = np.frombuffer(b"".join(keys), self._keys.dtype)
+        if owners == ids:
+            self._keys[block_ids] = words
+            return Inserted(None, [], ROOT if tokens is None else first + len(ids) - 1)
         if tokens is None:
             positions = [i for i, (owner, block) in enumerate(zip(owners, ids, strict=True)) if owner == block]
             self._keys[block_ids[positions]] = words[positions]

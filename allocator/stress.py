@@ -39,6 +39,7 @@ class StressReport:
         operator: Operations of the operator that succeeded, by kind.
         checks: Times every law was checked.
         fault: The first broken law; ``None`` when all held.
+        error: What ended the operator, if neither a refusal nor a broken law.
     """
 
     operations: Counter[str] = field(default_factory=Counter)
@@ -46,6 +47,7 @@ class StressReport:
     operator: Counter[str] = field(default_factory=Counter)
     checks: int = 0
     fault: InvariantViolation | None = None
+    error: Exception | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,9 @@ def run_stress(
 
     Returns:
         The report. At the end every block is given back, and every law was checked once more.
+
+    Raises:
+        Exception: Whatever a thread met that is neither a refusal nor a broken law.
     """
     report = StressReport()
     clients = [_Client(manager, seed * 1000 + n, operations // threads) for n in range(threads)]
@@ -90,12 +95,16 @@ def run_stress(
             thread.join(timeout=0.5)
             if progress is not None:
                 progress(sum(client.done for client in clients))
-            if report.fault is not None or any(client.fault for client in clients):
+            if report.fault is not None or any(client.fault or client.error for client in clients):
                 for client in clients:
                     client.quota = 0
     stop.set()
     operator.join(timeout=60)
+    if report.error is not None:
+        raise report.error
     for client in clients:
+        if client.error is not None:
+            raise client.error
         report.operations += client.operations
         report.refused += client.refused
         report.fault = report.fault or client.fault
@@ -117,6 +126,7 @@ class _Client:
         self.done = self.refused = 0
         self.operations: Counter[str] = Counter()
         self.fault: InvariantViolation | None = None
+        self.error: Exception | None = None
         self._rng = random.Random(seed)
         self._numbers = np.random.Generator(np.random.PCG64(seed))
         self._held: list[_Held] = []
@@ -138,6 +148,8 @@ class _Client:
                 self._free(held)
         except InvariantViolation as violation:
             self.fault = violation
+        except Exception as error:
+            self.error = error
 
     def _act(self) -> None:
         rng, held = self._rng, self._held
@@ -277,6 +289,8 @@ def _operate(manager: BlockManager, seed: int, stop: threading.Event, report: St
             manager.unpin(np.array(pinned))
     except InvariantViolation as violation:
         report.fault = violation
+    except Exception as error:
+        report.error = error
 
 
 def _check_empty(manager: BlockManager) -> None:

@@ -242,13 +242,23 @@ def run_command(ctx: click.Context, /, **params: Any) -> int:
 @cli.command("check")
 @_with(_ENGINE_OPTIONS)
 @_with(_BOUND_OPTIONS)
+@click.option("--threads", type=_whole(1, 64), metavar="N", help="Drive the allocator from N threads instead.")
 @click.pass_context
-def check_command(ctx: click.Context, /, **params: Any) -> int:
+def check_command(ctx: click.Context, /, threads: int | None, **params: Any) -> int:
     """Run with every law checked after every step; exit code 1 on a fault.
 
-    With storage, every slot carries a stamp and is read back too (--stamp is implied).
+    With storage, every slot carries a stamp and is read back too (--stamp is implied). With --threads, N client
+    threads and an operator use the allocator at random in place of the engine, --steps operations in all.
     """
-    return _run_headless(ctx, params, is_check=True)
+    if threads is None:
+        return _run_headless(ctx, params, is_check=True)
+    for name in ("trace", "duration", "until_done", "metrics_port"):
+        if params[name]:
+            raise UserError(f"--{name.replace('_', '-')}: not together with --threads, which runs no engine")
+    from kvtop.headless import run_threads
+
+    options = engine_options(ctx, params, speed=None)
+    return run_threads(options, threads=threads, operations=params["steps"], as_json=params["as_json"])
 
 
 @cli.group("bench", no_args_is_help=False)

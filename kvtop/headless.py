@@ -17,6 +17,8 @@ from enum import Enum
 from types import FrameType
 from typing import TYPE_CHECKING, Final, TextIO
 
+import msgspec
+
 from allocator.config import STEP_S
 from allocator.errors import InvariantViolation
 from kvtop.check import ProgressWatch, verdict
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Bound of an endless workload when none is asked for.
 DEFAULT_STEPS: Final = 10_000
+#: Operations of a check with threads when none are asked for.
+DEFAULT_OPERATIONS: Final = 100_000
 #: Steps of a turn: at the start, and at most. In between a turn grows and shrinks to take about ``_TURN_S``,
 #: so that signals and progress are not kept waiting by a busy engine, nor an idle one held up by looking at them.
 _FIRST_TURN: Final = 64
@@ -243,6 +247,40 @@ def run_headless(
         if exporter is not None:
             exporter.close()
         engine.close()
+
+
+def run_threads(options: EngineOptions, *, threads: int, operations: int | None, as_json: bool) -> int:
+    """Drive the allocator of an engine from many threads at random, print what was proved, and return the exit code.
+
+    Args:
+        options: The engine whose pools, storage and policies are used; it takes no step.
+        threads: Client threads.
+        operations: Operations of all clients; ``None`` takes ``DEFAULT_OPERATIONS``.
+        as_json: Print one JSON object instead of a line for people.
+    """
+    from allocator.stress import run_stress
+
+    engine, _ = build_engine(options)
+    try:
+        report = run_stress(
+            engine.manager, threads=threads, operations=operations or DEFAULT_OPERATIONS, seed=options.seed
+        )
+    finally:
+        engine.close()
+    done = report.operations.total()
+    if as_json:
+        fault = None if report.fault is None else str(report.fault)
+        counts = {"operations": dict(report.operations), "operator": dict(report.operator)}
+        summary = {**counts, "refused": report.refused, "checks": report.checks, "fault": fault}
+        write_out(msgspec.json.encode(summary).decode())
+    else:
+        kinds = ", ".join(f"{count(n)} {kind}" for kind, n in report.operations.most_common())
+        write_out(f"{count(done)} operations by {threads} threads ({kinds}); {count(report.refused)} refused")
+    if report.fault is not None:
+        say(f"FAULT: {report.fault}")
+        return EXIT_FAILED
+    say(f"no fault in {count(report.checks)} checks during {count(done)} operations by {threads} threads")
+    return EXIT_OK
 
 
 def _report(engine: Engine, driven: Drive, speed: float | None, wall_s: float) -> Report:

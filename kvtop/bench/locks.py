@@ -232,5 +232,5 @@ def _decode_rate(manager: BlockManager, in_one_call: bool, sizes: LockSizes) -> 
     return 1e9 / statistics.median(times)
 
 
-def _threads(number_of: int) -> str:
-    return "1 thread" if number_of == 1 else f"{number_of} threads"
+def _threads(n: int) -> str:
+    return "1 thread" if n == 1 else f"{n} threads"

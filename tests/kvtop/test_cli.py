@@ -280,3 +280,18 @@ def test_a_full_disk_is_said():
     assert process.returncode == 1
     assert "kvtop: the report could not be written: No space left on device" in err
     assert "Traceback" not in err
+
+
+def test_check_drives_the_allocator_from_threads(capsys):
+    assert run(["check", "--blocks", "64", "--block-size", "4", "--threads", "3", "--steps", "600", "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["fault"] is None
+    assert sum(report["operations"].values()) + report["refused"] >= 600
+    assert report["checks"] >= 1
+    assert "no fault in" in err
+
+
+def test_check_with_threads_runs_no_engine(capsys):
+    assert run(["check", "--threads", "2", "--until-done"]) == 2
+    assert capsys.readouterr().err == "kvtop: --until-done: not together with --threads, which runs no engine\n"
