@@ -68,6 +68,7 @@ class SharedPool:
         self.lock = lock or CountedLock("allocator")
         self.reserve = reserve
         self.steals = 0
+        self._past_refills = 0
         self._try_lock, self._unlock = self.lock.try_acquire, self.lock.release
         self._local = threading.local()
         self._reservations: list[Reservation] = []
@@ -80,7 +81,7 @@ class SharedPool:
     @property
     def refills(self) -> int:
         """Times a reservation was filled from the pool."""
-        return sum(r.refills for r in self._reservations)
+        return self._past_refills + sum(r.refills for r in self._reservations)
 
     def allocate(self, n: int) -> Ids:
         """Take ``n`` blocks with one reference each.
@@ -293,6 +294,7 @@ class SharedPool:
         """Drop the empty reservation of a thread that has ended; its counts go to the pool's."""
         self._reservations.remove(reservation)
         self.pool.reservations[:] = [r.blocks for r in self._reservations]
+        self._past_refills += reservation.refills
         self.pool.num_allocated += reservation.handed_out
         self.pool.num_freed += reservation.taken_back
 

@@ -6,6 +6,8 @@ values; so moving a block is one copy whatever the model.
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -56,7 +58,7 @@ class TorchStorage:
         try:
             while len(slabs) + len(fresh) < needed:
                 fresh.append(self._new_slab(tier))
-        except RuntimeError as error:
+        except (RuntimeError, OSError, OverflowError) as error:
             raise StorageError(
                 f"no memory for {num_blocks} {tier} blocks of {self.block_bytes} bytes: {str(error).splitlines()[0]}"
             ) from error
@@ -71,11 +73,16 @@ class TorchStorage:
         source_slabs, destination_slabs = self._slabs[job.source_tier], self._slabs[job.destination_tier]
         try:
             if self._stream is None:
+                # numpy's row assignment is a plain memcpy; torch's dispatch costs twice as much for small blocks.
+                from_arrays = [slab.numpy() for slab in source_slabs]
+                to_arrays = [slab.numpy() for slab in destination_slabs]
                 for source, destination, n in runs:
                     src_slab, src = divmod(source, self.slab_size)
                     dst_slab, dst = divmod(destination, self.slab_size)
-                    # numpy's row assignment is a plain memcpy; torch's dispatch costs twice as much for small blocks.
-                    destination_slabs[dst_slab].numpy()[dst : dst + n] = source_slabs[src_slab].numpy()[src : src + n]
+                    if n == 1:
+                        to_arrays[dst_slab][dst] = from_arrays[src_slab][src]
+                    else:
+                        to_arrays[dst_slab][dst : dst + n] = from_arrays[src_slab][src : src + n]
             else:
                 self._copy_on_stream(runs, source_slabs, destination_slabs)
         except (RuntimeError, IndexError, ValueError) as error:
@@ -118,9 +125,14 @@ class TorchStorage:
 
     def _new_slab(self, tier: Tier) -> torch.Tensor:
         shape = (self.slab_size, self.block_bytes)
-        if tier == "device":
-            return torch.empty(shape, dtype=torch.uint8, device=self._device)
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        if self._device.type == "cuda":
+            if tier == "device":
+                return torch.empty(shape, dtype=torch.uint8, device=self._device)
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        # A mapping of its own goes back to the system with the tensor; the C library keeps freed slabs for itself
+        # once a pool has shrunk and grown.
+        mapping = mmap.mmap(-1, self.slab_size * self.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(mapping, dtype=torch.uint8).view(shape)
 
     def _words(self, tier: Tier, slab: int) -> torch.Tensor | NDArray[np.int64]:
         """Return a slab as 64-bit words: [slab_blocks, rows, block_size, words a row].

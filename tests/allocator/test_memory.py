@@ -78,7 +78,6 @@ def test_a_shrink_returns_the_slabs_above_the_end_and_a_grow_takes_nothing_yet()
     assert again - grown == pytest.approx(48 * MIB, abs=SLACK)
 
 
-@pytest.mark.xfail(reason="the C library keeps the freed slabs of a pool that has shrunk and grown before")
 def test_memory_is_returned_every_time():
     _, seen = resident_bytes(4)
     shrunk = [size for act, size in seen if act == "shrunk"]
