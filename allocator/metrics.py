@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -58,8 +58,8 @@ def tier_numbers(arrays: BlockArrays, block_size: int, slab_size: int) -> TierNu
     state = arrays.state
     # Byte-wide comparisons and counts: over a large pool they beat a histogram by many times.
     is_active = state == BlockState.ACTIVE
-    free, cached = np.count_nonzero(state == BlockState.FREE), np.count_nonzero(state == BlockState.CACHED)
-    active, reserved = np.count_nonzero(is_active), np.count_nonzero(state == BlockState.RESERVED)
+    free, cached = _count(state == BlockState.FREE), _count(state == BlockState.CACHED)
+    active, reserved = _count(is_active), _count(state == BlockState.RESERVED)
     total = free + cached + active + reserved
     lengths = run_lengths(allocatable_mask(arrays), slab_size)
     allocatable = int(lengths.sum())
@@ -72,9 +72,9 @@ def tier_numbers(arrays: BlockArrays, block_size: int, slab_size: int) -> TierNu
         cached=cached,
         active=active,
         reserved=reserved,
-        shared=int(np.count_nonzero(arrays.ref_count >= 2)),
-        fenced=int(np.count_nonzero(arrays.flags & BlockFlag.FENCED)),
-        pinned=int(np.count_nonzero(arrays.flags & BlockFlag.PINNED)),
+        shared=_count(arrays.ref_count >= 2),
+        fenced=_count(arrays.flags & BlockFlag.FENCED),
+        pinned=_count(arrays.flags & BlockFlag.PINNED),
         allocatable=allocatable,
         largest_free_run=largest,
         free_runs=len(lengths),
@@ -86,8 +86,8 @@ def tier_numbers(arrays: BlockArrays, block_size: int, slab_size: int) -> TierNu
 
 
 def _ref_histogram(arrays: BlockArrays) -> tuple[int, ...]:
-    at_least = [np.count_nonzero(arrays.ref_count >= low) for low, _ in REF_BUCKETS]
-    at_least[0] -= np.count_nonzero(arrays.state == BlockState.RETIRED)
+    at_least = [_count(arrays.ref_count >= low) for low, _ in REF_BUCKETS]
+    at_least[0] -= _count(arrays.state == BlockState.RETIRED)
     return tuple(more - fewer for more, fewer in zip(at_least, [*at_least[1:], 0], strict=True))
 
 
@@ -125,7 +125,7 @@ def run_lengths(mask: NDArray[np.bool_], slab_size: int) -> NDArray[np.int64]:
 
 def count_runs(block_ids: NDArray[np.int64], slab_size: int) -> int:
     """Return the contiguity of a block table: in how many runs of consecutive ids it lies."""
-    return int(np.count_nonzero(run_starts(block_ids, slab_size)))
+    return _count(run_starts(block_ids, slab_size))
 
 
 def run_starts(block_ids: NDArray[np.int64], slab_size: int) -> NDArray[np.bool_]:
@@ -138,3 +138,7 @@ def run_starts(block_ids: NDArray[np.int64], slab_size: int) -> NDArray[np.bool_
 def ratio(part: float, whole: float) -> float | None:
     """Return ``part`` ÷ ``whole``, or ``None`` when there is nothing to divide by."""
     return part / whole if whole else None
+
+
+def _count(mask: NDArray[Any]) -> int:
+    return int(np.count_nonzero(mask))
