@@ -8,6 +8,7 @@ says it all, so the common allocate and release touch one byte a block.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -74,6 +75,20 @@ class BlockFacts:
             theirs[:common] = mine[:common]
         other.num_flagged = int(np.count_nonzero(other.flags))
         return other
+
+    def restate_sole(self, block_ids: Sequence[int], state: int) -> bool:
+        """Give blocks with one holder and no key a new state; change nothing and return False if any is not that.
+
+        A repeated id fails too: the second time it has the new state. Without numpy, for a handful of ids.
+        """
+        states, top = self.state_bytes, len(self.state)
+        for done, block in enumerate(block_ids):
+            if not 0 <= block < top or states[block] != SOLE:
+                for other in block_ids[:done]:
+                    states[other] = SOLE
+                return False
+            states[block] = state
+        return True
 
     def ref_counts(self) -> NDArray[np.int32]:
         """Return the reference count of every block. [n]"""

@@ -292,16 +292,8 @@ class BlockPool:
 
     def _release_few(self, ids: Sequence[int]) -> bool:
         """``_release_plain`` for a handful of ids, without numpy."""
-        facts = self.facts
-        state, top = facts.state_bytes, self.num_blocks
-        if facts.num_flagged:
+        if self.facts.num_flagged or not self.facts.restate_sole(ids, FREE):
             return False
-        for done, block in enumerate(ids):
-            if not 0 <= block < top or state[block] != SOLE:
-                for other in ids[:done]:
-                    state[other] = SOLE
-                return False
-            state[block] = FREE
         self._free.put_few(ids)
         self.num_freed += len(ids)
         return True

@@ -55,7 +55,8 @@ class SharedPool:
     """Thread-safe ``allocate`` and ``release`` over one ``BlockPool``.
 
     An allocation never fails while reserved blocks exist: it steals them. Blocks with keys, holders
-    to count, or flags take the way through the allocator lock, where ``BlockPool`` knows the rules.
+    to count, or flags take the way through the allocator lock, where ``BlockPool`` knows the rules. The pool is
+    resized only while no thread allocates or releases, since they write state bytes without the lock.
 
     Args:
         pool: The pool; use it directly only under ``lock``.
@@ -188,7 +189,10 @@ class SharedPool:
             return back
 
     def reclaim_all(self) -> int:
-        """Return every reserved block to the pool, so that it can be shrunk, compacted or checked; return how many."""
+        """Return every reserved block to the pool; return how many.
+
+        Threads may reserve again at once: to resize or check the pool, stop them first.
+        """
         with self.lock:
             return self._steal_all()
 
@@ -228,13 +232,8 @@ class SharedPool:
         except AttributeError:
             mine = self._mine()
         ids: Sequence[int] = block_ids.tolist() if isinstance(block_ids, np.ndarray) else block_ids
-        state, top = facts.state_bytes, pool.num_blocks
-        for done, block in enumerate(ids):
-            if not 0 <= block < top or state[block] != SOLE:
-                for other in ids[:done]:
-                    state[other] = SOLE
-                return False
-            state[block] = RESERVED
+        if not facts.restate_sole(ids, RESERVED):
+            return False
         mine.blocks += ids
         mine.taken_back += len(ids)
         # A block may have been pinned, or the pool have asked for everything back, since the look above.

@@ -198,8 +198,8 @@ RACES = {
     ),
     "states are written after the append": (
         "all are called back once",
-        "            state[block] = RESERVED\n        mine.blocks += ids\n",
-        "        mine.blocks += ids\n        for block in ids:\n            state[block] = RESERVED\n",
+        "        if not facts.restate_sole(ids, RESERVED):\n            return False\n        mine.blocks += ids\n",
+        "        mine.blocks += ids\n        if not facts.restate_sole(ids, RESERVED):\n            return False\n",
     ),
     "an allocation looks at a block and then removes it": (
         "all are called back once",

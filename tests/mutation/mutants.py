@@ -116,12 +116,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "double free of a few",
-        "pool.py",
-        "model_pool pool_by_hand eviction",
+        "facts.py",
+        "model_pool pool_by_hand eviction reservation",
         (
             (
-                "                for other in ids[:done]:\n"
-                "                    state[other] = SOLE\n"
+                "                for other in block_ids[:done]:\n"
+                "                    states[other] = SOLE\n"
                 "                return False",
                 "                return False",
             ),
@@ -619,19 +619,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "reservation.py",
         "reservation explorer",
         (("        with self.lock:\n            keep = 0", "        if True:\n            keep = 0"),),
-    ),
-    Mutant(
-        "a refused release keeps what it took",
-        "reservation.py",
-        "reservation explorer",
-        (
-            (
-                "                for other in ids[:done]:\n"
-                "                    state[other] = SOLE\n"
-                "                return False",
-                "                return False",
-            ),
-        ),
     ),
     Mutant(
         "a thread that ends keeps its blocks",

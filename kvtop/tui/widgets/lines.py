@@ -8,6 +8,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
+from textual import events
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -66,6 +67,29 @@ class Lines(Widget):
     def _strip(self, line: Text, width: int) -> Strip:
         segments = [Segment(text, style) for text, style, _ in line.render(self.app.console, end="")]
         return Strip(segments).adjust_cell_length(width)
+
+
+class Pane(Lines, can_focus=True):
+    """Lines that take the focus, and move by keys and by the wheel."""
+
+    def move(self, way: str) -> None:
+        """Move ``up``, ``down``, ``left``, ``right``, ``page_up``, ``page_down``, ``first`` or ``last``."""
+        raise NotImplementedError
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.move("down")
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.move("up")
+
+    def on_focus(self) -> None:
+        # The widget learns of its focus only after this handler.
+        self.call_later(self.redraw)
+
+    def on_blur(self) -> None:
+        self.call_later(self.redraw)
 
 
 def printable(text: str) -> str:

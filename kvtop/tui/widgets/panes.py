@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rich.text import Text
-from textual import events
 
 from allocator.events import Event
 from kvtop.model import format as fmt
@@ -13,7 +12,7 @@ from kvtop.model.history import History
 from kvtop.model.view import View
 from kvtop.tui.actions import ACTIONS, Action
 from kvtop.tui.look import Look
-from kvtop.tui.widgets.lines import Lines, fit, line, rule, spark
+from kvtop.tui.widgets.lines import Lines, Pane, fit, line, rule, spark
 
 MIN_WIDTH, MIN_HEIGHT = 60, 16
 
@@ -84,7 +83,7 @@ def event_line(look: Look, event: Event, width: int) -> Text:
     return text
 
 
-class Events(Lines, can_focus=True):
+class Events(Pane):
     """The latest events, newest first."""
 
     def __init__(self, look: Look, *, id: str | None = None) -> None:
@@ -119,21 +118,6 @@ class Events(Lines, can_focus=True):
             lines.append(line((" no events yet", self.look.style("dim"))))
         lines += [line()] * (height - len(lines))
         return lines
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.move("down")
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.move("up")
-
-    def on_focus(self) -> None:
-        # The widget learns of its focus only after this handler.
-        self.call_later(self.redraw)
-
-    def on_blur(self) -> None:
-        self.call_later(self.redraw)
 
 
 class EventLine(Lines):

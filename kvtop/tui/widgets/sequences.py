@@ -10,14 +10,14 @@ from allocator.snapshot import SequenceRow
 from kvtop.model import format as fmt
 from kvtop.model.view import View
 from kvtop.tui.look import Look
-from kvtop.tui.widgets.lines import Lines, fit, line, rule
+from kvtop.tui.widgets.lines import Pane, fit, line, rule
 
 _STATUS_STYLES = {"running": "good", "waiting": "warn", "swapped": "label"}
 _SHORT_STATUS = {"running": "run", "waiting": "wait", "swapped": "swap"}
 _HEADINGS = f"{'SEQ':>6} {'ST':<4} {'BLK':>5} {'SHR':>5} {'TOKENS':>11} {'HIT':>5} {'RUNS':>4}"
 
 
-class Sequences(Lines, can_focus=True):
+class Sequences(Pane):
     """One row a sequence: blocks, shared, tokens written of those wanted, hit blocks, runs, and why it waits."""
 
     class Chosen(Message):
@@ -109,18 +109,3 @@ class Sequences(Lines, can_focus=True):
             self.cursor = self._rows[index].seq_id
             self.post_message(self.Chosen(self.cursor))
             self.redraw()
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.move("down")
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.move("up")
-
-    def on_focus(self) -> None:
-        # The widget learns of its focus only after this handler.
-        self.call_later(self.redraw)
-
-    def on_blur(self) -> None:
-        self.call_later(self.redraw)
