@@ -318,9 +318,19 @@ def _move_plan(engine: Engine, summary: str, moves: MovePlan, num_blocks: int) -
         sequences=sequences,
         effects=(
             Effect("pool blocks", pool.num_blocks, num_blocks),
+            *_slab_effects(engine, num_blocks),
             *_fragmentation_effects(pool.facts.state, pool.facts.flags, state, flags, pool.slab_size),
         ),
     )
+
+
+def _slab_effects(engine: Engine, num_blocks: int) -> tuple[Effect, ...]:
+    """Return how a new pool size changes the slabs in memory: a slab that the end cuts keeps all of its memory."""
+    manager = engine.manager
+    slabs = manager.storage.num_slabs("device")
+    if num_blocks == manager.device.num_blocks or slabs == 0:
+        return ()
+    return (Effect("slabs in memory", slabs, -(-num_blocks // manager.device.slab_size)),)
 
 
 def _fragmentation_effects(

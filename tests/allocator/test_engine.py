@@ -492,6 +492,7 @@ NUMBERS = {
     "pool blocks": lambda e: e.manager.device.num_blocks,
     "watermark": lambda e: e.watermark_ratio,
     "largest free run": lambda e: longest_and_all(e)[0],
+    "slabs in memory": lambda e: e.manager.storage.num_slabs("device"),
     "external fragmentation": lambda e: fragmentation(*longest_and_all(e)),
 }
 
@@ -966,3 +967,12 @@ def test_a_step_beyond_what_the_map_can_hold_is_shown_as_the_last():
     assert e.arrays("device").last_used.max() == (1 << 32) - 1
     e.advance(100)
     assert e.done
+
+
+def test_a_resize_shows_which_slabs_keep_their_memory():
+    e = Engine(EngineConfig(64, 16, slab_blocks=16, num_swap_blocks=0))
+    effects = {effect.name: (effect.before, effect.after) for effect in e.plan(Resize(40)).effects}
+    assert effects["slabs in memory"] == (4, 3)  # the third is cut, and stays
+    assert e.apply(Resize(40)).ok
+    assert e.manager.storage.num_slabs("device") == 3
+    assert "slabs in memory" not in {effect.name for effect in e.plan(Compact()).effects}
