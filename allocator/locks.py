@@ -19,7 +19,6 @@ from allocator.errors import InvariantViolation, Refused
 RANKS: Final = {"sequence": 1, "reservation": 2, "allocator": 3}
 
 _held = threading.local()
-_checking = False
 
 
 class CountedLock:
@@ -49,17 +48,13 @@ class CountedLock:
         self.acquisitions += 1
 
     def __enter__(self) -> CountedLock:
-        if _checking:
-            _note_taken(self)
         if not self.try_acquire(False):
             self._wait()
         self.acquisitions += 1
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
         self.release()
-        if _checking:
-            _note_released(self)
 
     def _wait(self) -> None:
         started = time.perf_counter()
@@ -78,12 +73,22 @@ def checked_order() -> Iterator[None]:
     Raises (in the offending thread):
         InvariantViolation: Law 7: a lock was taken backwards, and two threads could wait for each other.
     """
-    global _checking
-    _checking = True
+    enter, leave = CountedLock.__enter__, CountedLock.__exit__
+
+    def checked_enter(lock: CountedLock) -> CountedLock:
+        _note_taken(lock)
+        return enter(lock)
+
+    def checked_exit(lock: CountedLock, kind: object, value: object, traceback: object) -> None:
+        leave(lock, kind, value, traceback)
+        _note_released(lock)
+
+    # Put in place only for the check, so that it costs nothing without.
+    CountedLock.__enter__, CountedLock.__exit__ = checked_enter, checked_exit  # type: ignore[method-assign]
     try:
         yield
     finally:
-        _checking = False
+        CountedLock.__enter__, CountedLock.__exit__ = enter, leave  # type: ignore[method-assign]
 
 
 def require_gil() -> None:

@@ -170,10 +170,11 @@ class BlockManager:
                 tables.num_tokens[rows] += 1
                 return
             tokens = tables.num_tokens[rows]
-            full = (tokens == tables.num_blocks[rows] * self.block_size).nonzero()[0]
-            if full.size:
-                tables.append(rows[full], np.asarray(self.device.allocate(full.size), np.int64))
-            tables.num_tokens[rows] = tokens + 1
+            full = rows[tokens == tables.num_blocks[rows] * self.block_size]
+            if len(full):
+                tables.append(full, np.asarray(self.device.allocate(len(full)), np.int64))
+            tokens += 1
+            tables.num_tokens[rows] = tokens
 
     def write(self, rows: Rows, num_tokens: int) -> None:
         """Count ``num_tokens`` more tokens as written in each row; their blocks are there already."""

@@ -108,7 +108,8 @@ class BlockPool:
     @property
     def num_allocatable(self) -> int:
         """All that the next request could get: free and cached blocks that are not withheld."""
-        return len(self._free) + self.num_cached - self._withheld_cached
+        free = self._free
+        return free.top + len(free.front) + self.num_cached - self._withheld_cached
 
     def ref_count(self, block_id: int) -> int:
         """Return how many holders a block has."""
@@ -303,6 +304,8 @@ class BlockPool:
         facts = self.facts
         states = facts.state[ids]
         codes = states.tobytes()
+        if codes == _SOLE * len(ids):
+            return self._make_idle(ids, ids[:0])
         plain, keyed = codes.count(SOLE), codes.count(SOLE | KEY)
         # Tail first come the unkeyed blocks, then keyed ones, then those that others share.
         if codes == _SOLE * plain + _SOLE_KEY * keyed + _SHARED_KEY * (len(ids) - plain - keyed):
@@ -506,7 +509,7 @@ class BlockPool:
     def _make_idle(self, plain: IdArray, keyed: IdArray) -> int:
         facts = self.facts
         if len(plain):
-            facts.state[plain] = FREE
+            facts.state[plain] = _TO_FREE
             if self.facts.num_flagged:
                 withheld = facts.flags[plain] != 0
                 self._withheld_free += int(np.count_nonzero(withheld))

@@ -254,7 +254,7 @@ def test_waits_are_counted() -> None:
     thread = threading.Thread(target=holder, daemon=True)
     thread.start()
     inside.wait(timeout=20)
-    waiter = threading.Thread(target=lambda: lock.__enter__() and lock.__exit__(), daemon=True)
+    waiter = threading.Thread(target=lambda: lock.__enter__() and lock.__exit__(None, None, None), daemon=True)
     waiter.start()
     while not waiter.is_alive():
         pass
