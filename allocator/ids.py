@@ -19,7 +19,6 @@ from typing import Final, Literal, NewType, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-BlockId = NewType("BlockId", int)
 SeqId = NewType("SeqId", int)
 #: Names a full block's content and everything before it: the 16 bytes of a 128-bit chain hash, or of a trace's own
 #: id; the first 8 are never all zero.
@@ -27,7 +26,6 @@ BlockKey: TypeAlias = bytes
 
 IdArray: TypeAlias = NDArray[np.int64]
 Tier = Literal["device", "host"]
-TIERS: Final[tuple[Tier, ...]] = ("device", "host")
 
 #: The id of a block that does not exist, in arrays that cannot hold ``None`` (owner rows, remap tables).
 NO_ROW: Final = -1

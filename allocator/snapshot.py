@@ -46,7 +46,6 @@ class Counters(msgspec.Struct):
     integrity_checks: int = 0
     integrity_faults: int = 0
     faults_by_law: tuple[int, ...] = (0,) * (NUM_LAWS + 1)
-    events_dropped: int = 0
     peak_active: int = 0
 
 

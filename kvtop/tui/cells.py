@@ -161,14 +161,6 @@ def mark_selected(codes: Codes, block_ids: NDArray[np.int64], per_cell: int = 1,
     return codes | marks
 
 
-def as_rows(codes: Codes, columns: int) -> Codes:
-    """Return the codes laid out in rows, the rest of the last row ``EMPTY``. [rows, columns] uint16"""
-    rows = -(-len(codes) // columns)
-    grid = np.full(rows * columns, EMPTY, np.uint16)
-    grid[: len(codes)] = codes
-    return grid.reshape(rows, columns)
-
-
 #: Above this, groups are whole words of eight blocks: hardly fewer cells, and much faster to add up.
 _WORD_FROM: Final = 16
 

@@ -35,7 +35,10 @@ from allocator.content import KeyedContent, OpaqueContent, Request, TokenContent
 from allocator.engine import Engine
 from allocator.errors import InvariantViolation, OutOfBlocks
 from allocator.ids import Status
+from allocator.invariants import check_manager
+from allocator.manager import BlockManager
 from allocator.snapshot import Counters
+from allocator.storage import NoStorage
 from kvtop.workloads.chat import chat_requests, make_request
 
 BOOKS_ONLY = {"geometry": "none", "stamp": False}
@@ -976,3 +979,17 @@ def test_a_resize_shows_which_slabs_keep_their_memory():
     assert e.apply(Resize(40)).ok
     assert e.manager.storage.num_slabs("device") == 3
     assert "slabs in memory" not in {effect.name for effect in e.plan(Compact()).effects}
+
+
+def test_many_rows_are_freed_in_one_call_each_tail_first():
+    manager = BlockManager(EngineConfig(8, 16, geometry="none", num_swap_blocks=0), NoStorage())
+    tables = []
+    for seed in (1, 2):
+        content = TokenContent(tokens(seed, 32))
+        row = manager.admit(content.keys(16), 32).row
+        manager.publish_keys(row, content.keys(16), 0)
+        tables.append((row, manager.tables.table(row).tolist()))
+    manager.free_many(np.array([row for row, _ in tables]))
+    assert manager.device.num_active == 0
+    assert manager.device.eviction_order().tolist() == [*tables[0][1][::-1], *tables[1][1][::-1]]
+    check_manager(manager)

@@ -15,14 +15,13 @@ from textual import events
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
-from textual.widget import Widget
 
 from allocator.ids import Tier
 from kvtop.model import format as fmt
 from kvtop.model.view import TierView, View
 from kvtop.tui import cells
 from kvtop.tui.look import Look, Rgb, blend, rich_rgb
-from kvtop.tui.widgets.lines import line, rule
+from kvtop.tui.widgets.lines import Moving, line, rule
 
 #: Stands for the half cell under the cursor.
 _CURSOR: Final = 127
@@ -191,7 +190,7 @@ class _Part:
     lines: int
 
 
-class BlockMap(Widget, can_focus=True):
+class BlockMap(Moving, can_focus=True):
     """The map of both tiers, from the title line to the legend.
 
     Attributes:
@@ -555,20 +554,5 @@ class BlockMap(Widget, can_focus=True):
             block = below
         self.put_cursor(block)
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.move("down")
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.move("up")
-
     def on_resize(self) -> None:
         self.redraw()
-
-    def on_focus(self) -> None:
-        # The widget learns of its focus only after this handler.
-        self.call_later(self.redraw)
-
-    def on_blur(self) -> None:
-        self.call_later(self.redraw)

@@ -69,8 +69,12 @@ class Lines(Widget):
         return Strip(segments).adjust_cell_length(width)
 
 
-class Pane(Lines, can_focus=True):
-    """Lines that take the focus, and move by keys and by the wheel."""
+class Moving(Widget, can_focus=True):
+    """A widget that takes the focus and moves by keys and by the wheel; it is drawn again when the focus changes."""
+
+    def redraw(self) -> None:
+        """Draw what changed."""
+        raise NotImplementedError
 
     def move(self, way: str) -> None:
         """Move ``up``, ``down``, ``left``, ``right``, ``page_up``, ``page_down``, ``first`` or ``last``."""
@@ -90,6 +94,10 @@ class Pane(Lines, can_focus=True):
 
     def on_blur(self) -> None:
         self.call_later(self.redraw)
+
+
+class Pane(Lines, Moving, can_focus=True):
+    """Lines that move."""
 
 
 def printable(text: str) -> str:
