@@ -171,12 +171,16 @@ class Request:
         num_prompt: How many of them are the prompt, at least 1.
         arrival_s: Virtual seconds from the start of the run.
         label: Shown beside the sequence, such as a trace row or a chat session.
+        priority: Its class under the priority policy: higher goes first. From 0.
+        contiguous: Whether its blocks must be one run of consecutive ids.
     """
 
     content: Content
     num_prompt: int
     arrival_s: float = 0.0
     label: str = field(default="")
+    priority: int = 0
+    contiguous: bool = False
 
     @property
     def num_output(self) -> int:

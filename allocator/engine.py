@@ -236,6 +236,8 @@ class Engine:
                 request.content.exact_tokens(),
                 self.step,
                 num_tokens=request.num_prompt,
+                priority=request.priority,
+                contiguous=request.contiguous,
             )
         )
         return seq_id

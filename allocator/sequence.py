@@ -33,6 +33,8 @@ class Sequence:
         resumed: Whether it has run before, so that finding its blocks again is not counted as a query.
         held: Swapped out by an operator, until they swap it in.
         reason: Why it waits; empty when it does not.
+        priority: Its class: higher goes first under the priority policy.
+        contiguous: Whether its blocks must be one run of consecutive ids.
     """
 
     seq_id: SeqId
@@ -51,3 +53,5 @@ class Sequence:
     resumed: bool = False
     held: bool = False
     reason: str = ""
+    priority: int = 0
+    contiguous: bool = False
