@@ -21,12 +21,14 @@ class BlockTables:
         num_blocks: Blocks in each row's table. [rows]
         num_tokens: Tokens each row has written. [rows]
         identity: Prefix-cache identity of each row's content up to its last published block. [rows]
+        births: How often each row number was given out or given back, to tell one sequence from the next. [rows]
     """
 
     def __init__(self) -> None:
         self.num_blocks = np.zeros(16, np.int64)
         self.num_tokens = np.zeros(16, np.int64)
         self.identity = np.zeros(16, np.int64)
+        self.births = np.zeros(16, np.int64)
         self._start = np.zeros(16, np.int64)
         self._capacity = np.zeros(16, np.int64)
         self._arena = np.zeros(256, np.int64)
@@ -48,12 +50,14 @@ class BlockTables:
         self.num_blocks[row] = len(block_ids)
         self.num_tokens[row] = num_tokens
         self.identity[row] = identity
+        self.births[row] += 1
         return row
 
     def drop_row(self, row: int) -> None:
         """Forget a row; its number, and its slice while it is there, will be used again."""
         self._live.remove(row)
         self.num_blocks[row] = self.num_tokens[row] = 0
+        self.births[row] += 1
         self._spare_rows.append(row)
 
     def rows(self) -> NDArray[np.int64]:
@@ -132,6 +136,6 @@ class BlockTables:
 
     def _add_rows(self) -> None:
         n = len(self.num_blocks)
-        for name in ("num_blocks", "num_tokens", "identity", "_start", "_capacity"):
+        for name in ("num_blocks", "num_tokens", "identity", "births", "_start", "_capacity"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(n, np.int64))))
         self._spare_rows = list(range(2 * n - 1, n - 1, -1))

@@ -17,6 +17,7 @@ STEP_S: Final = 0.025
 KeyHash = Literal["xxh3", "sha256"]
 PreemptMode = Literal["swap", "recompute"]
 Eviction = Literal["lru", "fifo", "lfu"]
+ExecutorMode = Literal["thread", "inline"]
 CompactMode = Literal["off", "manual", "auto"]
 
 
@@ -36,6 +37,10 @@ class EngineConfig:
         prefix_cache: Whether full blocks are kept and found again by content.
         key_hash: How blocks are named: ``xxh3``, or ``sha256`` where keys leave the process.
         optimistic_lookup: Whether prefixes are matched before the allocator lock is taken, and validated under it.
+        sequence_locks: Whether copies take the sequences they use and let go of the allocator lock.
+        executor: Whether copies run in a thread of their own (``thread``) or at submission (``inline``); the run is
+            the same.
+        copy_gb_per_s: Speed of copies in virtual time. [10^9 bytes a second]
         watermark_ratio: Share of the pool kept allocatable when admitting.
         compact: ``off`` refuses compaction, ``manual`` waits for the operator, ``auto`` acts at the threshold.
         compact_threshold_ratio: External fragmentation at which ``auto`` compacts.
@@ -56,6 +61,9 @@ class EngineConfig:
     prefix_cache: bool = True
     key_hash: KeyHash = "xxh3"
     optimistic_lookup: bool = True
+    sequence_locks: bool = True
+    executor: ExecutorMode = "thread"
+    copy_gb_per_s: float = 16.0
     watermark_ratio: float = 0.01
     compact: CompactMode = "manual"
     compact_threshold_ratio: float = 0.5
@@ -75,6 +83,9 @@ class EngineConfig:
         _choice("--eviction", self.eviction, ("lru", "fifo", "lfu"))
         _choice("--key-hash", self.key_hash, ("xxh3", "sha256"))
         _choice("--compact", self.compact, ("off", "manual", "auto"))
+        _choice("--executor", self.executor, ("thread", "inline"))
+        if not 1e-6 <= self.copy_gb_per_s <= 1e6:
+            raise ConfigError("--copy-bandwidth", self.copy_gb_per_s, "a number of GB/s from 0.000001 to 1000000")
         check_ratio("--watermark", self.watermark_ratio)
         check_ratio("--compact-threshold", self.compact_threshold_ratio)
         device, _, index = self.device.partition(":")

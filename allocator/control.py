@@ -61,9 +61,14 @@ def apply(engine: Engine, command: Command) -> Outcome:
     started = time.perf_counter()
     try:
         intended = _plan(engine, command)
+        if len(engine.copies) and not isinstance(command, SubmitLoad | SetWatermark | SetAutoCompaction):
+            # What can be done at all finds no copy under way, and leaves none.
+            engine.settle()
+            intended = _plan(engine, command)
         if intended.refusal:
             raise Refused(intended.refusal)
         message = _apply(engine, command)
+        engine.settle()
     except (RequestError, StorageError, InvariantViolation) as error:
         engine.emit("command", f"{command_name(command)} refused: {error}")
         return Outcome(ok=False, message=str(error), seconds=time.perf_counter() - started)
@@ -125,6 +130,8 @@ def _plan(engine: Engine, command: Command) -> Plan:
             )
         case SwapIn(seq_id):
             sequence = _find(engine, seq_id)
+            if sequence.transfer is not None:
+                raise Refused(f"sequence {seq_id} is being copied")
             if sequence.host_row is None:
                 raise Refused(f"sequence {seq_id} is {sequence.status.name.lower()}, not swapped")
             blocks = int(manager.host_tables.num_blocks[sequence.host_row])
@@ -213,7 +220,8 @@ def _apply(engine: Engine, command: Command) -> str:
                 raise Refused("the copy failed; see the events")
             return f"sequence {seq_id} swapped out"
         case SwapIn(seq_id):
-            engine.swap_in(_find(engine, seq_id))
+            if not engine.swap_in(_find(engine, seq_id)):
+                raise Refused("the copy failed; see the events")
             return f"sequence {seq_id} swapped in"
         case Compact(goal, run_blocks, max_moves):
             moves = manager.plan_compaction(goal, run_blocks, max_moves)

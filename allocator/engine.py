@@ -8,13 +8,13 @@ come in between turns, through ``plan`` and ``apply``.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from allocator import control, invariants
 from allocator.block_map import BlockArrays
@@ -23,15 +23,20 @@ from allocator.config import STEP_S, EngineConfig
 from allocator.content import Request, slot_stamps
 from allocator.errors import InvariantViolation, OutOfBlocks, Refused, StorageError
 from allocator.events import Event, EventKind
+from allocator.executor import Executor
 from allocator.geometry import find_geometry
 from allocator.ids import IdArray, SeqId, Status, Tier
-from allocator.manager import BlockManager
+from allocator.manager import BlockManager, Extension
 from allocator.metrics import external_ratio, run_lengths
+from allocator.pipeline import Pipeline
 from allocator.plans import MovePlan, Outcome, Plan
 from allocator.scheduler import Scheduler
 from allocator.sequence import Sequence
 from allocator.snapshot import MAX_SEQUENCES, Counters, SequenceRow, Snapshot
 from allocator.storage import NoStorage, Storage
+from allocator.transfers import Transfer
+
+CompactionTrigger = Literal["manual", "threshold"]
 
 #: Steps between two looks at fragmentation in auto mode: once a virtual second.
 COMPACT_EVERY_STEPS: Final = 40
@@ -69,6 +74,10 @@ class Engine:
         self.make_request = make_request
         self.manager = BlockManager(config, storage or _make_storage(config))
         self.scheduler = Scheduler()
+        executor = Executor(lambda job: self.manager.storage.copy(job), config.executor)
+        self.copies = Pipeline(self.manager, executor, config.copy_gb_per_s * 1e9)
+        self._moving: dict[int, Sequence] = {}
+        self._moves: _MoveRun | None = None
         self.step = 0
         self.stuck_reason: str | None = None
         self.watermark_ratio = config.watermark_ratio
@@ -124,34 +133,37 @@ class Engine:
 
     def _turn(self, budget: int) -> int:
         scheduler, manager = self.scheduler, self.manager
+        self.stuck_reason = self.copies.commit_due(self.step)
+        if self.stuck_reason:
+            return 0
         self._take_arrivals()
         manager.device.step = self.step
-        preempted = self._make_room()
-        decoding, targets = scheduler.rows()
-        num_decoding = len(decoding)
-        admitted = [] if preempted else self._admit()
+        decoding, targets, short = self._make_room()
+        num_running = len(scheduler.running)
+        admitted = [] if short else self._admit()
         self._tell_evictions()
-        if not scheduler.running:
-            if not preempted:
+        if not len(decoding) and not admitted:
+            if not scheduler.running and not short:
                 return self._idle(budget)
-            self.step += 1
-            return 1
+            steps = self._steps_to_change(budget) if len(self.copies) else 1
+            self.step += steps
+            return steps
         self.stuck_reason = None
         self._counters.peak_active = max(self._counters.peak_active, manager.device.num_active)
 
-        started = len(scheduler.running) > num_decoding
-        steps = 1 if started else self._quiet_steps(budget)
-        if num_decoding:
+        started = len(scheduler.running) > num_running
+        steps = 1 if started else self._quiet_steps(decoding, targets, budget)
+        if len(decoding):
             if self.config.stamp:
                 self._stamp_decoded(decoding, steps)
             manager.write(decoding, steps)
-            self._counters.generated_tokens += steps * num_decoding
+            self._counters.generated_tokens += steps * len(decoding)
         for sequence, matched in admitted:
             self._finish_prefill(sequence, matched)
         # What happens at the end of skipped steps happens in the last of them.
         self.step += steps - 1
         manager.device.step = self.step
-        self._commit(decoding, targets, num_decoding)
+        self._commit(decoding, targets)
         self.step += 1
         if self.compact == "auto" and self.step >= self._next_compaction_look:
             self._next_compaction_look = self.step + COMPACT_EVERY_STEPS
@@ -159,22 +171,29 @@ class Engine:
             self._tell_evictions()
         return steps
 
-    def _quiet_steps(self, budget: int) -> int:
-        """Return how many steps pass until a block fills, a sequence finishes or a request arrives; at least 1."""
-        rows, targets = self.scheduler.rows()
+    def _quiet_steps(self, rows: IdArray, targets: IdArray, budget: int) -> int:
+        """Return how many steps pass until a block fills or anything else happens; at least 1."""
         tables = self.manager.tables
         tokens = tables.num_tokens[rows]
         room = np.minimum(tables.num_blocks[rows] * self.manager.block_size, targets) - tokens
-        steps = min(budget, int(room[room.argmin()]))
+        return self._steps_to_change(min(budget, int(room[room.argmin()])))
+
+    def _steps_to_change(self, steps: int) -> int:
+        """Return ``steps``, or fewer if a request arrives, a copy is due or a look at fragmentation is; at least 1."""
         if self._next_request is not None and not self.config.serial:
             steps = min(steps, self._arrival_step(self._next_request) - self.step)
+        if self.copies.next_due is not None:
+            steps = min(steps, self.copies.next_due - self.step)
         if self.compact == "auto":
             steps = min(steps, self._next_compaction_look - self.step)
         return max(1, steps)
 
     def _idle(self, budget: int) -> int:
-        """Let time pass while nothing runs; return 0 when no arrival can change that."""
-        self.stuck_reason = None
+        """Let time pass while nothing runs; return 0 when neither a copy nor an arrival can change that."""
+        if len(self.copies):
+            steps = self._steps_to_change(budget)
+            self.step += steps
+            return steps
         if self.scheduler.waiting:
             first = self.scheduler.next_waiting()
             self.stuck_reason = (
@@ -244,22 +263,74 @@ class Engine:
 
     # -- scheduling ----------------------------------------------------------------------------------
 
-    def _make_room(self) -> bool:
-        """Give every running sequence room for its next token, preempting the last arrived; return whether any was."""
-        preempted = False
-        while self.scheduler.running:
-            try:
-                self.manager.extend(self.scheduler.rows()[0])
-                return preempted
-            except OutOfBlocks:
-                self._counters.failures_capacity += 1
-                self.preempt(self.scheduler.running[-1], self.config.preempt)
-            except StorageError as error:
-                # Computing anew needs no copy, so it is the way on that cannot fail too.
-                self.emit("fault", f"copy-on-write failed: {error}")
-                self.preempt(self.scheduler.running[-1], "recompute")
-            preempted = True
-        return preempted
+    def _make_room(self) -> tuple[IdArray, IdArray, bool]:
+        """Give running sequences room for their next token, preempting the last arrived when blocks are short.
+
+        A sequence whose last block is being copied, or that finds no block while some are on their way, sits this step
+        out.
+
+        Returns:
+            Rows that decode in this step, the tokens at which each finishes, and whether blocks were short. [d], [d]
+        """
+        manager, short = self.manager, False
+        while True:
+            rows, targets = self.scheduler.rows()
+            ready = self._writable(rows)
+            if ready is not None:
+                rows, targets = rows[ready], targets[ready]
+            if not len(rows):
+                return rows, targets, short
+            with manager.lock:
+                need, room = manager.plan_extension(rows), manager.device.num_allocatable
+                if need.num_blocks <= room:
+                    return *self._extend(rows, targets, need), short
+                if self._can_wait(need.num_blocks - room):
+                    needy = np.isin(rows, np.concatenate((need.growing, need.copying)))
+                    fits = ~needy | (np.cumsum(needy) <= room)
+                    rows, targets = rows[fits], targets[fits]
+                    if not len(rows):
+                        return rows, targets, True
+                    return *self._extend(rows, targets, manager.plan_extension(rows)), True
+            short = True
+            self._counters.failures_capacity += 1
+            self.preempt(self.scheduler.running[-1], self.config.preempt)
+
+    def _can_wait(self, missing: int) -> bool:
+        """Whether copies under way will give ``missing`` blocks, or nobody can be preempted before one has ended."""
+        return missing <= self.copies.pending_blocks or (self.config.preempt == "swap" and not self.copies.has_room)
+
+    def _writable(self, rows: IdArray) -> NDArray[np.bool_] | None:
+        """Return which rows no copy keeps from being written; ``None`` stands for all of them. [n]"""
+        manager = self.manager
+        if not manager.transfers.num_open:
+            return None
+        taken = [manager.sequences.any_taken((row,)) for row in rows.tolist()]
+        return ~(np.array(taken, bool) | np.isin(rows, manager.fenced_tails(rows)))
+
+    def _extend(self, rows: IdArray, targets: IdArray, need: Extension) -> tuple[IdArray, IdArray]:
+        """Give blocks to growing rows and start the copies of others; return the rows that can be written at once."""
+        manager = self.manager
+        manager.add_blocks(need.growing)
+        copying = need.copying
+        if not len(copying):
+            return rows, targets
+        # Without a slot in the queue they try again at the next step.
+        self.copies.start(
+            lambda: manager.transfers.begin_copy_on_write(copying),
+            self.step,
+            lambda: None,
+            lambda error: self._recompute_copying(copying, error),
+        )
+        at_once = ~np.isin(rows, copying)
+        # A block that is being copied must not change; the last of its writers waits too.
+        at_once &= ~np.isin(rows, manager.fenced_tails(rows))
+        return rows[at_once], targets[at_once]
+
+    def _recompute_copying(self, rows: IdArray, error: StorageError) -> None:
+        """Preempt sequences whose copy-on-write failed: computing anew needs no copy, so it cannot fail too."""
+        self.emit("fault", f"copy-on-write failed: {error}")
+        for row in rows.tolist():
+            self.preempt(self.scheduler.by_row[row], "recompute")
 
     def preempt(self, sequence: Sequence, mode: str) -> str:
         """Take a running sequence off the device: by swap while the host tier has room, else by recompute.
@@ -267,73 +338,154 @@ class Engine:
         Returns:
             How: ``swap`` or ``recompute``.
         """
+        self.settle_for(sequence)
         assert sequence.row is not None
         blocks = int(self.manager.tables.num_blocks[sequence.row])
-        if mode == "swap" and self._swap_out(sequence):
-            self._counters.preemptions_swap += 1
-        else:
+        if mode != "swap" or not self._start_swap_out(sequence, preempted=True):
             mode = "recompute"
-            sequence.num_tokens = int(self.manager.tables.num_tokens[sequence.row])
-            self._leave_device(sequence)
-            sequence.status = Status.WAITING
-            self._counters.preemptions_recompute += 1
+            self.scheduler.stop(sequence)
+            self._to_recompute(sequence)
             self.scheduler.add_waiting(sequence)
         sequence.resumed = True
         sequence.reason = f"preempted by {mode}"
         self.emit("preempt", f"sequence {sequence.seq_id} preempted by {mode}", sequence.seq_id, blocks)
         return mode
 
-    def _swap_out(self, sequence: Sequence) -> bool:
+    def _to_recompute(self, sequence: Sequence) -> None:
+        """Release what a sequence that has left the running set holds on the device, to be computed anew."""
         assert sequence.row is not None
-        manager = self.manager
-        blocks = int(manager.tables.num_blocks[sequence.row])
+        sequence.num_tokens = int(self.manager.tables.num_tokens[sequence.row])
+        self.manager.free(sequence.row)
+        sequence.row, sequence.status = None, Status.WAITING
+        self._counters.preemptions_recompute += 1
+
+    def _start_swap_out(self, sequence: Sequence, *, preempted: bool) -> bool:
+        """Begin to copy a running sequence to the host tier; return whether there was room."""
+        assert sequence.row is not None
+        row, counters = sequence.row, self._counters
+
+        def done() -> None:
+            assert transfer is not None
+            del self._moving[row]
+            sequence.row, sequence.host_row, sequence.transfer = None, transfer.host_row, None
+            sequence.num_tokens = int(self.manager.host_tables.num_tokens[transfer.host_row])
+            counters.preemptions_swap += preempted
+            counters.swap_out_blocks += len(transfer.job.sources)
+            counters.swap_out_bytes += len(transfer.job.sources) * self.manager.storage.block_bytes
+
+        def failed(error: StorageError) -> None:
+            del self._moving[row]
+            sequence.transfer, sequence.held = None, False
+            if preempted:
+                self.emit("fault", f"swap out failed, to be computed anew: {error}", sequence.seq_id)
+                self._to_recompute(sequence)
+            else:
+                self.emit("fault", f"swap out failed: {error}", sequence.seq_id)
+                self.scheduler.start(sequence)
+
         try:
-            host_row = manager.swap_out(sequence.row)
+            transfer = self.copies.start(lambda: self.manager.transfers.begin_swap_out(row), self.step, done, failed)
         except OutOfBlocks:
             return False
-        except StorageError as error:
-            self.emit("fault", f"swap out failed: {error}", sequence.seq_id)
+        if transfer is None:
             return False
         self.scheduler.stop(sequence)
-        sequence.row, sequence.host_row, sequence.status = None, host_row, Status.SWAPPED
-        sequence.num_tokens = int(manager.host_tables.num_tokens[host_row])
+        sequence.status, sequence.transfer = Status.SWAPPED, transfer
+        self._moving[row] = sequence
         self.scheduler.add_waiting(sequence)
-        self._counters.swap_out_blocks += blocks
-        self._counters.swap_out_bytes += blocks * manager.storage.block_bytes
         return True
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Swap a running sequence out for an operator, who must bring it back; return whether there was room."""
-        if not self._swap_out(sequence):
+        """Swap a running sequence out for an operator, who must bring it back; return whether that worked."""
+        self.settle_for(sequence)
+        if not self._start_swap_out(sequence, preempted=False):
             return False
         sequence.held, sequence.resumed, sequence.reason = True, True, "held by the operator"
-        assert sequence.host_row is not None
+        self.settle()
+        if sequence.host_row is None:
+            return False
         blocks = int(self.manager.host_tables.num_blocks[sequence.host_row])
         self.emit("swap-out", f"sequence {sequence.seq_id} swapped out", sequence.seq_id, blocks)
         return True
 
-    def swap_in(self, sequence: Sequence, *, keep: int = 0) -> None:
-        """Bring a swapped sequence back and let it run.
+    def start_swap_in(self, sequence: Sequence, *, keep: int = 0) -> bool:
+        """Begin to bring a swapped sequence back; it runs once that is committed. Return whether a copy can start.
 
         Raises:
-            OutOfBlocks, StorageError: As in ``BlockManager.swap_in``; nothing changes.
+            OutOfBlocks: As in ``BlockManager.swap_in``; nothing changes.
         """
         assert sequence.host_row is not None
-        row, copied = self.manager.swap_in(sequence.host_row, sequence.keys, tokens=sequence.tokens, keep=keep)
-        sequence.row, sequence.host_row, sequence.held = row, None, False
-        self.scheduler.start(sequence)
-        self._counters.swap_in_blocks += copied
-        self._counters.swap_in_bytes += copied * self.manager.storage.block_bytes
-        self.emit("swap-in", f"sequence {sequence.seq_id} swapped in", sequence.seq_id, copied)
+        host_row = sequence.host_row
+        begun: list[Transfer] = []
+
+        def begin() -> Transfer:
+            transfer = self.manager.transfers.begin_swap_in(host_row, sequence.keys, tokens=sequence.tokens, keep=keep)
+            begun.append(transfer)
+            sequence.transfer, sequence.reason = transfer, "on its way back to the device"
+            self._moving[transfer.row] = sequence
+            return transfer
+
+        def done() -> None:
+            transfer = begun[0]
+            copied = len(transfer.job.sources)
+            del self._moving[transfer.row]
+            sequence.row, sequence.host_row, sequence.held, sequence.transfer = transfer.row, None, False, None
+            self.scheduler.start(sequence)
+            self._counters.swap_in_blocks += copied
+            self._counters.swap_in_bytes += copied * self.manager.storage.block_bytes
+            self.emit("swap-in", f"sequence {sequence.seq_id} swapped in", sequence.seq_id, copied)
+
+        def failed(error: StorageError) -> None:
+            del self._moving[begun[0].row]
+            sequence.transfer = None
+            if sequence.held:
+                self.emit("fault", f"swap in failed: {error}", sequence.seq_id)
+                sequence.reason = "held by the operator"
+                return
+            # Computing anew needs no copy, so it cannot fail again and again.
+            self.emit("fault", f"swap in failed, to be computed anew: {error}", sequence.seq_id)
+            self._leave_host(sequence)
+            sequence.status = Status.WAITING
+
+        return self.copies.start(begin, self.step, done, failed) is not None
+
+    def swap_in(self, sequence: Sequence) -> bool:
+        """Bring a swapped sequence back for an operator; return whether the copy worked.
+
+        Raises:
+            OutOfBlocks: Too few device blocks; nothing changes.
+        """
+        self.settle()
+        self.start_swap_in(sequence)
+        self.settle()
+        return sequence.status is Status.RUNNING
+
+    def settle(self) -> None:
+        """Commit every copy under way, due or not.
+
+        Raises:
+            Refused: One has not ended within the bound.
+        """
+        if (reason := self.copies.settle()) is not None:
+            raise Refused(reason)
+
+    def settle_for(self, sequence: Sequence) -> None:
+        """Commit the copies under way if one of them uses this sequence's block table."""
+        row = sequence.row
+        if sequence.transfer is not None or (row is not None and self.manager.sequences.any_taken((row,))):
+            self.settle()
 
     def _admit(self) -> list[tuple[Sequence, int]]:
         """Start waiting sequences in order while they fit; return those to prefill, with their matched blocks."""
         admitted: list[tuple[Sequence, int]] = []
         scheduler, manager = self.scheduler, self.manager
         while (sequence := scheduler.next_waiting()) is not None:
-            alone = not scheduler.running
-            if len(scheduler.running) >= (1 if self.config.serial else self.config.max_running):
-                sequence.reason = f"{len(scheduler.running)} sequences run, the limit"
+            if sequence.transfer is not None:
+                break  # on its way out: nobody behind it starts before it can
+            num_running = len(scheduler.running) + self.copies.count("swap-in")
+            alone = num_running == 0
+            if num_running >= (1 if self.config.serial else self.config.max_running):
+                sequence.reason = f"{num_running} sequences run, the limit"
                 break
             # The watermark is waived when nothing runs, or a large sequence could wait for ever.
             keep = watermark = 0 if alone else math.ceil(self.watermark_ratio * manager.device.num_blocks)
@@ -341,16 +493,17 @@ class Engine:
                 keep += 1  # its next token starts a block: do not bring it back just to preempt it again
             try:
                 if sequence.host_row is not None:
-                    self.swap_in(sequence, keep=keep)
+                    if not self.start_swap_in(sequence, keep=keep):
+                        sequence.reason = f"{self.copies.executor.capacity} copies are under way, the limit"
+                        break
                     continue
                 admission = manager.admit(sequence.keys, sequence.num_tokens, tokens=sequence.tokens, keep=keep)
-            except StorageError as error:
-                self.emit("fault", f"swap in failed, to be computed anew: {error}", sequence.seq_id)
-                self._leave_host(sequence)
-                sequence.status = Status.WAITING
-                continue
             except OutOfBlocks as error:
-                if alone and manager.blocks_for(sequence.num_target) > manager.device.num_blocks:
+                if (
+                    alone
+                    and not len(self.copies)
+                    and manager.blocks_for(sequence.num_target) > manager.device.num_blocks
+                ):
                     self._refuse_late(sequence)
                     continue
                 room = f"{error.needed} blocks needed, {error.allocatable} allocatable"
@@ -408,9 +561,9 @@ class Engine:
         if sequence.num_tokens == sequence.num_target:
             self._finish(sequence)
 
-    def _commit(self, rows: IdArray, targets: IdArray, num_decoding: int) -> None:
+    def _commit(self, rows: IdArray, targets: IdArray) -> None:
         """Publish the keys of blocks that filled, and end the sequences that reached their target."""
-        if not num_decoding:
+        if not len(rows):
             return
         manager, size = self.manager, self.config.block_size
         tokens = manager.tables.num_tokens[rows]
@@ -461,6 +614,7 @@ class Engine:
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a new running sequence that shares every block of a running one and goes its own way from here."""
+        self.settle_for(sequence)
         assert sequence.row is not None
         manager = self.manager
         at = int(manager.tables.num_tokens[sequence.row])
@@ -496,6 +650,7 @@ class Engine:
         sequence.host_row = None
 
     def _drop(self, sequence: Sequence) -> None:
+        self.settle_for(sequence)
         if sequence.row is not None:
             self._leave_device(sequence)
             return
@@ -515,35 +670,65 @@ class Engine:
             plan = self.manager.plan_compaction("pack-low", None, None)
         except Refused:
             return
-        if plan.stages:
-            try:
-                self.run_moves(plan, "threshold")
-            except StorageError as error:
-                self.emit("fault", f"compaction failed: {error}")
+        if plan.stages and self._moves is None:
+            self.start_moves(plan, "threshold")
 
-    def run_moves(self, plan: MovePlan, trigger: str) -> int:
-        """Carry out a compaction plan and record it; return the bytes moved.
+    def start_moves(self, plan: MovePlan, trigger: CompactionTrigger) -> _MoveRun:
+        """Begin a compaction: its stages are copied one after another while steps go on."""
+        self._moves = run = _MoveRun(plan, trigger)
+        self._next_stage(run)
+        return run
 
-        Raises:
-            StorageError: A copy failed; block tables name the blocks from before that stage.
-        """
-        started = time.perf_counter()
-        moved_bytes = self.manager.move(plan)
+    def _next_stage(self, run: _MoveRun) -> None:
+        if not run.stages:
+            self._end_moves(run)
+            return
+        stage = run.stages[0]
+
+        def done() -> None:
+            run.stages.popleft()
+            run.moved_blocks += len(stage.sources)
+            run.moved_bytes += len(stage.sources) * self.manager.storage.block_bytes
+            self._next_stage(run)
+
+        def failed(error: StorageError) -> None:
+            run.error = error
+            self.emit("fault", f"compaction failed: {error}")
+            self._end_moves(run)
+
+        try:
+            if self.copies.start(lambda: self.manager.transfers.begin_moves(stage), self.step, done, failed) is None:
+                run.error = Refused(f"{self.copies.executor.capacity} copies are under way, the limit")
+                self._end_moves(run)
+        except Refused as error:
+            run.error = error
+            self._end_moves(run)
+
+    def _end_moves(self, run: _MoveRun) -> None:
+        self._moves = None
         counters = self._counters
-        if trigger == "threshold":
+        if run.trigger == "threshold":
             counters.compactions_threshold += 1
         else:
             counters.compactions_manual += 1
-        counters.compaction_moved_blocks += plan.moved_blocks
-        counters.compaction_moved_bytes += moved_bytes
-        seconds = time.perf_counter() - started
-        self.emit(
-            "compact",
-            f"compaction ({trigger}): {plan.moved_blocks} blocks moved in {seconds * 1e3:.1f} ms",
-            None,
-            plan.moved_blocks,
-        )
-        return moved_bytes
+        counters.compaction_moved_blocks += run.moved_blocks
+        counters.compaction_moved_bytes += run.moved_bytes
+        text = f"compaction ({run.trigger}): {run.moved_blocks} blocks moved"
+        self.emit("compact", f"{text}, ended early: {run.error}" if run.error else text, None, run.moved_blocks)
+
+    def run_moves(self, plan: MovePlan, trigger: CompactionTrigger) -> int:
+        """Carry out a compaction plan now; return the bytes moved.
+
+        Raises:
+            StorageError: A copy failed; block tables name the blocks from before that stage.
+            Refused: Blocks changed since the plan was made, or a copy has not ended within the bound.
+        """
+        self.settle()
+        run = self.start_moves(plan, trigger)
+        self.settle()
+        if run.error is not None:
+            raise run.error
+        return run.moved_bytes
 
     def resize(self, num_blocks: int) -> str:
         """Grow or shrink the device pool; return what was done in words.
@@ -551,6 +736,7 @@ class Engine:
         Raises:
             OutOfBlocks, Refused, StorageError: As in ``BlockManager.resize``; the pool keeps its size.
         """
+        self.settle()
         before = self.manager.device.num_blocks
         plan = self.manager.resize(num_blocks)
         counters, change = self._counters, num_blocks - before
@@ -695,13 +881,26 @@ class Engine:
         """Return up to ``limit`` (sequence id, position) pairs that name a device block, and how many there are."""
         rows, position, ids = self.manager.tables.entries()
         at = np.flatnonzero(ids == block_id)
-        by_row = self.scheduler.by_row
+        by_row = {**self.scheduler.by_row, **self._moving}
         pairs = [(int(by_row[int(rows[i])].seq_id), int(position[i])) for i in at[:limit].tolist()]
         return tuple(pairs), len(at)
 
     def close(self) -> None:
-        """Give all storage back."""
+        """End the executor's thread and give all storage back."""
+        self.copies.close()
         self.manager.storage.close()
+
+
+class _MoveRun:
+    """A compaction under way: the stages left, and what was moved so far."""
+
+    __slots__ = ("error", "moved_blocks", "moved_bytes", "stages", "trigger")
+
+    def __init__(self, plan: MovePlan, trigger: CompactionTrigger) -> None:
+        self.stages = deque(plan.stages)
+        self.trigger: CompactionTrigger = trigger
+        self.moved_blocks = self.moved_bytes = 0
+        self.error: StorageError | Refused | None = None
 
 
 def _make_storage(config: EngineConfig) -> Storage:

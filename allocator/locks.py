@@ -1,7 +1,8 @@
 """The layers' locks: their order, what they count, and the checker that tests turn on.
 
 Locks are taken in the order sequence → reservation → allocator, never backwards. Reservations need
-no lock of their own under the GIL (see ``reservation``), but keep their place in the order.
+no lock of their own under the GIL (see ``reservation``), but keep their place in the order. Nobody
+waits for a sequence while holding the allocator lock: waiting lets go of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -17,6 +18,9 @@ from allocator.errors import InvariantViolation, Refused
 
 #: Position of each layer; a thread may only take a lock of a higher one than those it holds.
 RANKS: Final = {"sequence": 1, "reservation": 2, "allocator": 3}
+
+#: Longest wait for a sequence that a copy uses. [s]
+WAIT_BOUND_S: Final = 30.0
 
 _held = threading.local()
 
@@ -41,6 +45,10 @@ class CountedLock:
         self.try_acquire = self._lock.acquire
         self.release = self._lock.release
 
+    def condition(self) -> threading.Condition:
+        """Return a condition on this lock: who waits for it lets go of the lock, however often it was re-entered."""
+        return threading.Condition(self._lock)
+
     def acquire(self) -> None:
         """Take the lock, waiting if somebody else holds it."""
         if not self.try_acquire(False):
@@ -64,6 +72,68 @@ class CountedLock:
         self.contended += 1
         self.wait_s += waited
         self.longest_wait_s = max(self.longest_wait_s, waited)
+
+
+class SequenceLocks:
+    """One writer at a time for each block table: a byte a row, written under the allocator lock.
+
+    An operation that lets go of the allocator lock in its middle, to copy, takes its rows first. All others
+    hold the allocator lock throughout, so for them a look is enough, and a decode step looks at hundreds of rows
+    at once. Who has to wait lets go of the allocator lock; several rows are taken all at once, so that nobody waits
+    while holding some.
+
+    Args:
+        lock: The allocator lock; held around every call.
+
+    Attributes:
+        num_taken: Rows taken.
+        acquisitions: Times rows were taken.
+        contended: Times somebody had to wait for a row or for a fence.
+        wait_s: Time spent waiting. [s]
+        longest_wait_s: The longest wait. [s]
+    """
+
+    layer: Final = "sequence"
+
+    def __init__(self, lock: CountedLock) -> None:
+        self.num_taken = self.acquisitions = self.contended = 0
+        self.wait_s = self.longest_wait_s = 0.0
+        self._taken: set[int] = set()
+        self._lock = lock
+        self._changed = lock.condition()
+
+    def take(self, rows: Iterable[int]) -> None:
+        """Take rows that nobody has taken."""
+        self._taken.update(rows)
+        self.num_taken = len(self._taken)
+        self.acquisitions += 1
+
+    def drop(self, rows: Iterable[int]) -> None:
+        """Give rows back, and wake those who wait."""
+        self._taken.difference_update(rows)
+        self.num_taken = len(self._taken)
+        self._changed.notify_all()
+
+    def any_taken(self, rows: Iterable[int]) -> bool:
+        """Whether any of these rows is taken."""
+        return not self._taken.isdisjoint(rows)
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Wait, without the allocator lock, until ``ready`` is true; it is called with the lock held.
+
+        Raises:
+            Refused: It has not become true within ``WAIT_BOUND_S``.
+        """
+        if ready():
+            return
+        started = time.perf_counter()
+        done = self._changed.wait_for(ready, WAIT_BOUND_S)
+        waited = time.perf_counter() - started
+        self.contended += 1
+        self.wait_s += waited
+        self.longest_wait_s = max(self.longest_wait_s, waited)
+        if not done:
+            raise Refused(f"{what}: a copy has kept it for {WAIT_BOUND_S:g} s")
 
 
 @contextmanager

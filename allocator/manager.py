@@ -1,11 +1,13 @@
 """BlockManager: sequences' blocks over both tiers: admit, append, fork, free, swap, move, resize.
 
-Every operation is all or nothing, and holds the allocator lock, so any thread may call any of them.
+Every operation is all or nothing, and any thread may call any of them: they hold the allocator lock, but for
+the copies (see ``transfers``), during which the rows concerned are taken instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,17 +19,19 @@ from allocator.commands import CompactGoal
 from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, plan_pack_low, plan_shrink
 from allocator.config import EngineConfig
 from allocator.content import TokenArray
-from allocator.errors import NotHeld, OutOfBlocks, Refused, StorageError
+from allocator.errors import NotHeld, OutOfBlocks, Refused
 from allocator.facts import CACHED, LAST_STEP, SHARED
 from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray, Tier
-from allocator.locks import CountedLock
+from allocator.locks import CountedLock, SequenceLocks
 from allocator.metrics import run_starts
-from allocator.plans import CopyJob, MovePlan, Moves
+from allocator.plans import MovePlan, Moves
 from allocator.pool import BlockPool
 from allocator.prefix_cache import ROOT
 from allocator.storage import Storage
+from allocator.transfers import Transfers
 
 Rows = NDArray[np.int64]
+NO_IDS: Final = np.empty(0, np.int64)
 
 #: Matches without the lock before one is made under it.
 OPTIMISTIC_TRIES: Final = 3
@@ -46,6 +50,20 @@ class Admission(NamedTuple):
     row: int
     matched_blocks: int
     hit_blocks: int
+
+
+class Extension(NamedTuple):
+    """What the next token of some rows needs.
+
+    Attributes:
+        growing: Rows whose last block is full. [g]
+        copying: Rows whose last block has other holders, the last writer aside. [c]
+        num_blocks: Blocks needed: g + c.
+    """
+
+    growing: Rows
+    copying: Rows
+    num_blocks: int
 
 
 class BlockManager:
@@ -68,6 +86,10 @@ class BlockManager:
         self.host_tables = BlockTables()
         self.copy_on_write_blocks = 0
         self.optimistic_retries = 0
+        self.sequences = SequenceLocks(self.lock)
+        self.transfers = Transfers(self)
+        #: Held around an operation that copies: with sequence locks off, the allocator lock, so that it never lets go.
+        self._whole: AbstractContextManager[object] = nullcontext() if config.sequence_locks else self.lock
         self._may_share_tails = False
         storage.resize("device", config.num_blocks)
         storage.resize("host", config.num_swap_blocks)
@@ -103,13 +125,13 @@ class BlockManager:
             identity = ROOT
             if matched:
                 shared = np.array(matched, np.int64)
-                self._require(fresh + self._count_idle(shared), keep)
+                self.require(fresh + self.count_idle(shared), keep)
                 pool.share(shared)
                 ids = np.concatenate((shared, np.asarray(pool.allocate(fresh), np.int64)))
                 if tokens is not None:
                     identity = pool.cache.identity_of(matched[-1])
             else:
-                self._require(fresh, keep)
+                self.require(fresh, keep)
                 ids = np.asarray(pool.allocate(fresh), np.int64)
             row = self.tables.new_row(ids, num_tokens, identity)
         finally:
@@ -129,32 +151,48 @@ class BlockManager:
         if not self.config.prefix_cache or not keys:
             return
         with self.lock:
-            tables = self.tables
-            ids = tables.table(row)[first : first + len(keys)]
-            tables.identity[row] = self.device.insert_keys(ids, keys, tokens, int(tables.identity[row])).identity
+            self.wait_for_row(row)
+            self.insert_keys(row, keys, first, tokens)
 
     def extend(self, rows: Rows) -> None:
         """Make room for the next token of every row: a block where the last is full, a copy where it is shared.
 
         Raises:
-            OutOfBlocks: Too few blocks for all of them; nothing changes.
+            OutOfBlocks: Too few blocks for all of them; no row was extended.
             StorageError: A copy failed; no row was extended, and rows copied before keep their copies.
         """
-        with self.lock:
-            tables = self.tables
-            full = tables.num_tokens[rows] == tables.num_blocks[rows] * self.block_size
-            growing = rows[full]
-            copying = self._shared_tails(rows[~full]) if self._may_share_tails else rows[:0]
-            if len(copying) == 0 and self._may_share_tails:
-                # Only a look at every row says that no tail is shared any more.
-                self._may_share_tails = len(rows) < len(tables.rows())
-            if len(growing) + len(copying) == 0:
-                return
-            self._require(len(growing) + (self._count_copies(copying) if len(copying) else 0), 0)
-            for row in copying.tolist():
-                self._copy_on_write(row)
-            if len(growing):
-                tables.append(growing, np.asarray(self.device.allocate(len(growing)), np.int64))
+        with self._whole:
+            while True:
+                with self.lock:
+                    need = self.plan_extension(rows)
+                    self.require(need.num_blocks, 0)
+                    if not len(need.copying):
+                        self.add_blocks(need.growing)
+                        return
+                    transfer = self.transfers.begin_copy_on_write(need.copying)
+                # Looked at again after each copy: its rows may have been forked meanwhile.
+                self.transfers.run(transfer)
+
+    def plan_extension(self, rows: Rows) -> Extension:
+        """Return what the next token of every row needs. Waits for copies that use a row or its last block. [n]"""
+        tables = self.tables
+        self._wait_writable(rows)
+        full = tables.num_tokens[rows] == tables.num_blocks[rows] * self.block_size
+        growing = rows[full]
+        if not self._may_share_tails:
+            return Extension(growing, NO_IDS, len(growing))
+        sharing = self._shared_tails(rows[~full])
+        if len(sharing) == 0:
+            # Only a look at every row says that no tail is shared any more.
+            self._may_share_tails = len(rows) < len(tables.rows())
+            return Extension(growing, sharing, len(growing))
+        copying = self._copiers(sharing)
+        return Extension(growing, copying, len(growing) + len(copying))
+
+    def add_blocks(self, rows: Rows) -> None:
+        """Append a fresh block to each row's table; the caller has seen that there are as many. [n]"""
+        if len(rows):
+            self.tables.append(rows, np.asarray(self.device.allocate(len(rows)), np.int64))
 
     def append(self, rows: Rows) -> None:
         """Make room for the next token of every row and count it as written: a decode step in one call. [n]
@@ -165,16 +203,21 @@ class BlockManager:
         """
         with self.lock:
             tables = self.tables
-            if self._may_share_tails:
-                self.extend(rows)
-                tables.num_tokens[rows] += 1
+            if not self._may_share_tails and not self.transfers.num_open:
+                tokens = tables.num_tokens[rows]
+                full = rows[tokens == tables.num_blocks[rows] * self.block_size]
+                if len(full):
+                    tables.append(full, np.asarray(self.device.allocate(len(full)), np.int64))
+                tokens += 1
+                tables.num_tokens[rows] = tokens
                 return
-            tokens = tables.num_tokens[rows]
-            full = rows[tokens == tables.num_blocks[rows] * self.block_size]
-            if len(full):
-                tables.append(full, np.asarray(self.device.allocate(len(full)), np.int64))
-            tokens += 1
-            tables.num_tokens[rows] = tokens
+        while True:
+            self.extend(rows)
+            with self.lock:
+                # Between the two locks a tail may have got another holder, or a copy have begun.
+                if self.plan_extension(rows).num_blocks == 0:
+                    self.tables.num_tokens[rows] += 1
+                    return
 
     def write(self, rows: Rows, num_tokens: int) -> None:
         """Count ``num_tokens`` more tokens as written in each row; their blocks are there already."""
@@ -183,8 +226,8 @@ class BlockManager:
     def free(self, row: int) -> None:
         """Release a row's blocks, tail first, and forget the row."""
         with self.lock:
-            self.device.release_distinct(self.tables.table(row)[::-1].copy())
-            self.tables.drop_row(row)
+            self.wait_for_row(row)
+            self.release_row(row)
 
     def free_many(self, rows: Rows) -> None:
         """Release several rows' blocks, each tail first, and forget the rows. Distinct rows. [n]"""
@@ -195,6 +238,7 @@ class BlockManager:
     def fork(self, row: int) -> int:
         """Return a new row that shares every block of ``row``. Nothing is copied until one of them is written."""
         with self.lock:
+            self.wait_for_row(row)
             ids = self.tables.table(row).copy()
             self.device.share(ids)
             self._may_share_tails = True
@@ -210,17 +254,10 @@ class BlockManager:
             OutOfBlocks: The host tier has too few free blocks.
             StorageError: The copy failed. In both cases nothing changes.
         """
-        with self.lock:
-            ids = self.tables.table(row).copy()
-            host_ids = np.asarray(self.host.allocate(len(ids)), np.int64)
-            try:
-                self.storage.copy(CopyJob("device", ids, "host", host_ids))
-            except StorageError:
-                self.host.release(host_ids)
-                raise
-            host_row = self.host_tables.new_row(host_ids, int(self.tables.num_tokens[row]))
-            self.free(row)
-            return host_row
+        with self._whole:
+            transfer = self.transfers.begin_swap_out(row)
+            self.transfers.run(transfer)
+            return transfer.host_row
 
     def swap_in(
         self, host_row: int, keys: Sequence[BlockKey], *, tokens: TokenArray | None = None, keep: int = 0
@@ -234,47 +271,24 @@ class BlockManager:
             OutOfBlocks: Too few device blocks, ``keep`` of them left out.
             StorageError: The copy failed. In both cases nothing changes.
         """
-        with self.lock:
-            pool = self.device
-            host_ids = self.host_tables.table(host_row).copy()
-            num_tokens = int(self.host_tables.num_tokens[host_row])
-            keys = keys[: num_tokens // self.block_size]
-            ids = self._resident(host_row, keys, tokens)
-            resident = ids[ids != NO_ROW]
-            missing = np.flatnonzero(ids == NO_ROW)
-            self._require(len(missing) + self._count_idle(resident), keep)
-            pool.share(resident)
-            fresh = pool.allocate_compact(len(missing))
-            ids[missing] = fresh
-            try:
-                self.storage.copy(CopyJob("host", host_ids[missing], "device", fresh))
-            except StorageError:
-                pool.release(ids[::-1])
-                raise
-            row = self.tables.new_row(ids, num_tokens)
-            if self.config.prefix_cache and keys:
-                size, first = self.block_size, int(missing[0]) if len(missing) and tokens is not None else 0
-                identity = pool.cache.identity_of(int(ids[first - 1])) if first else ROOT
-                own = None if tokens is None else tokens[first * size : len(keys) * size]
-                self.tables.identity[row] = identity
-                self.publish_keys(row, keys[first:], first, tokens=own)
-            self.free_host(host_row)
-            return row, len(missing)
+        with self._whole:
+            transfer = self.transfers.begin_swap_in(host_row, keys, tokens=tokens, keep=keep)
+            self.transfers.run(transfer)
+            return transfer.row, len(transfer.job.sources)
 
     def plan_swap_in(
         self, host_row: int, keys: Sequence[BlockKey], *, tokens: TokenArray | None = None
     ) -> tuple[int, int]:
         """Return how many blocks ``swap_in`` would copy, and by how many fewer would be allocatable after it."""
         with self.lock:
-            ids = self._resident(host_row, keys, tokens)
+            ids = self.resident(host_row, keys, tokens)
             missing = int(np.count_nonzero(ids == NO_ROW))
-            return missing, missing + self._count_idle(ids[ids != NO_ROW])
+            return missing, missing + self.count_idle(ids[ids != NO_ROW])
 
     def free_host(self, host_row: int) -> None:
         """Release a swapped sequence's host blocks and forget its host row."""
         with self.lock:
-            self.host.release_distinct(self.host_tables.table(host_row)[::-1].copy())
-            self.host_tables.drop_row(host_row)
+            self.release_host_row(host_row)
 
     # -- moves and size ------------------------------------------------------------------------------
 
@@ -305,9 +319,10 @@ class BlockManager:
 
         Raises:
             StorageError: A copy failed; its stage is undone, and the stages before it stand.
+            Refused: The plan is out of date; the stages before stand.
         """
-        with self.lock:
-            return sum(self._move_stage(stage) for stage in plan.stages)
+        with self._whole:
+            return sum(self.transfers.run(self.transfers.begin_moves(stage)) for stage in plan.stages)
 
     def plan_resize(self, num_blocks: int) -> MovePlan:
         """Return the moves that a new pool size needs; none to grow.
@@ -319,7 +334,12 @@ class BlockManager:
         with self.lock:
             if num_blocks >= self.device.num_blocks:
                 return MovePlan()
-            return plan_shrink(self.shape(), num_blocks)
+            # A resize waits for the copies under way, so their fences do not count here.
+            shape = self.shape()
+            pinned = self.device.facts.flags & np.uint8(BlockFlag.PINNED)
+            return plan_shrink(
+                PoolShape(self.device.facts.state, pinned, shape.eviction_order, shape.slab_size), num_blocks
+            )
 
     def resize(self, num_blocks: int) -> MovePlan:
         """Grow the device pool, or drain and shrink it; return the moves made.
@@ -328,15 +348,18 @@ class BlockManager:
             OutOfBlocks, Refused: It does not fit; see ``plan_resize``.
             StorageError: No memory, or a copy failed; the pool keeps its size.
         """
-        with self.lock:
-            plan = self.plan_resize(num_blocks)
-            if num_blocks > self.device.num_blocks:
-                self.storage.resize("device", num_blocks)
-                self.device.resize(num_blocks)
-            else:
-                self.move(plan)
-                self.device.resize(num_blocks)
-                self.storage.resize("device", num_blocks)
+        with self._whole:
+            with self.lock:
+                # A copy under way above the new end has to end first; none begins there while the lock is held.
+                self.sequences.wait_until(lambda: self.transfers.num_open == 0, "resize")
+                plan = self.plan_resize(num_blocks)
+                if num_blocks >= self.device.num_blocks:
+                    self.storage.resize("device", num_blocks)
+                    self.device.resize(num_blocks)
+                    return plan
+                stage = plan.stages[0] if plan.stages else Moves(NO_IDS, NO_IDS, NO_IDS)
+                transfer = self.transfers.begin_shrink(stage, num_blocks)
+            self.transfers.run(transfer)
             return plan
 
     def pin(self, block_ids: IdArray) -> None:
@@ -386,6 +409,13 @@ class BlockManager:
             out.last_used[ids] = min(pool.step, LAST_STEP)
             return out
 
+    def fenced_tails(self, rows: Rows) -> Rows:
+        """Return the rows that must not be written: a copy uses their last block, and it has room. [n] → [m]"""
+        tables = self.tables
+        fenced = (self.device.facts.flags[tables.last(rows)] & BlockFlag.FENCED) != 0
+        tails: Rows = rows[fenced & (tables.num_tokens[rows] < tables.num_blocks[rows] * self.block_size)]
+        return tails
+
     def row_numbers(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return how many blocks each device row shares, and in how many runs its table lies. [rows], [rows]"""
         rows, position, ids = self.tables.entries()
@@ -399,6 +429,36 @@ class BlockManager:
         tables = self.tables if tier == "device" else self.host_tables
         positions = np.arange(start, stop, dtype=np.int64)
         return tables.table(row)[positions // self.block_size] * self.block_size + positions % self.block_size
+
+    # -- for transfers, under the lock ---------------------------------------------------------------
+
+    def wait_for_row(self, row: int, *, copying: bool = False) -> None:
+        """Wait until no copy uses a row and, before ``copying`` it, the pool is not being shrunk.
+
+        Raises:
+            NotHeld: The row went away meanwhile.
+            Refused: It took too long.
+        """
+        if self.transfers.num_open:
+            self._wait_until_free(
+                [row], lambda: not (self.sequences.any_taken((row,)) or (copying and self.transfers.shrinking))
+            )
+
+    def release_row(self, row: int) -> None:
+        """Release a row's blocks, tail first, and forget the row."""
+        self.device.release_distinct(self.tables.table(row)[::-1].copy())
+        self.tables.drop_row(row)
+
+    def release_host_row(self, host_row: int) -> None:
+        """Release a host row's blocks and forget the row."""
+        self.host.release_distinct(self.host_tables.table(host_row)[::-1].copy())
+        self.host_tables.drop_row(host_row)
+
+    def insert_keys(self, row: int, keys: Sequence[BlockKey], first: int, tokens: TokenArray | None) -> None:
+        """Publish keys of a row's blocks from ``first`` on, and remember how its content goes on from there."""
+        tables = self.tables
+        ids = tables.table(row)[first : first + len(keys)]
+        tables.identity[row] = self.device.insert_keys(ids, keys, tokens, int(tables.identity[row])).identity
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -426,7 +486,7 @@ class BlockManager:
         lock.acquire()
         return cache.match(keys, tokens)
 
-    def _resident(self, host_row: int, keys: Sequence[BlockKey], tokens: TokenArray | None) -> IdArray:
+    def resident(self, host_row: int, keys: Sequence[BlockKey], tokens: TokenArray | None) -> IdArray:
         """Return the device blocks that hold the content of a swapped row; ``NO_ROW`` where none does. [blocks]"""
         ids = np.full(int(self.host_tables.num_blocks[host_row]), NO_ROW, np.int64)
         if not self.config.prefix_cache:
@@ -443,13 +503,13 @@ class BlockManager:
                 ids[position] = block
         return ids
 
-    def _require(self, needed: int, keep: int) -> None:
+    def require(self, needed: int, keep: int) -> None:
         """Raise ``OutOfBlocks`` unless ``needed`` blocks can be taken and ``keep`` stay allocatable."""
         allocatable = self.device.num_allocatable
         if needed + keep > allocatable:
             raise OutOfBlocks(needed + keep, allocatable)
 
-    def _count_idle(self, ids: IdArray) -> int:
+    def count_idle(self, ids: IdArray) -> int:
         """Return how many of these cached or held blocks are allocatable now, and so will be used up by sharing. [n]"""
         facts = self.device.facts
         if facts.num_flagged:
@@ -462,47 +522,32 @@ class BlockManager:
         tails: Rows = rows[shared]
         return tails
 
-    def _count_copies(self, rows: Rows) -> int:
-        """Return how many blocks copy-on-write takes: the last writer of a block keeps it if nobody else holds it."""
-        blocks, writers = np.unique(self.tables.last(rows), return_counts=True)
-        return sum(
-            min(n, self.device.ref_count(block) - 1) for block, n in zip(blocks.tolist(), writers.tolist(), strict=True)
+    def _copiers(self, rows: Rows) -> Rows:
+        """Return which of these rows copy their shared last block: its last writer keeps it if nobody else holds it."""
+        copying: list[int] = []
+        left: dict[int, int] = {}
+        for row, block in zip(rows.tolist(), self.tables.last(rows).tolist(), strict=True):
+            holders = left.setdefault(block, self.device.ref_count(block))
+            if holders > 1:
+                copying.append(row)
+                left[block] = holders - 1
+        return np.array(copying, np.int64)
+
+    def _wait_writable(self, rows: Rows) -> None:
+        """Wait until no copy uses any of these rows, nor the last block of one that has room in it."""
+        if not self.transfers.num_open:
+            return
+        ids, transfers = rows.tolist(), self.transfers
+        self._wait_until_free(
+            ids,
+            lambda: not (transfers.shrinking or self.sequences.any_taken(ids) or len(self.fenced_tails(rows))),
         )
 
-    def _copy_on_write(self, row: int) -> None:
-        at = np.array([row])
-        old = self.tables.last(at)
-        if self.device.ref_count(int(old[0])) < 2:
-            return
-        new = np.asarray(self.device.allocate(1), np.int64)
-        try:
-            self.storage.copy(CopyJob("device", old, "device", new))
-        except StorageError:
-            self.device.release(new)
-            raise
-        self.tables.set_last(at, new)
-        self.device.release(old)
-        self.copy_on_write_blocks += 1
-
-    def _move_stage(self, stage: Moves) -> int:
-        pool = self.device
-        if len(stage.evicted):
-            pool.evict_exactly(stage.evicted)
-        pool.reserve_exactly(stage.destinations)
-        both = np.concatenate((stage.sources, stage.destinations))
-        pool.set_flag(both, BlockFlag.FENCED)
-        try:
-            moved_bytes = self.storage.copy(CopyJob("device", stage.sources, "device", stage.destinations))
-        except StorageError:
-            pool.clear_flag(both, BlockFlag.FENCED)
-            pool.unreserve(stage.destinations)
-            raise
-        pool.clear_flag(both, BlockFlag.FENCED)
-        pool.commit_moves(stage.sources, stage.destinations)
-        remap = np.arange(pool.num_blocks, dtype=np.int64)
-        remap[stage.sources] = stage.destinations
-        self.tables.rename(remap)
-        return moved_bytes
+    def _wait_until_free(self, rows: list[int], ready: Callable[[], bool]) -> None:
+        births = self.tables.births[rows].copy()
+        self.sequences.wait_until(ready, f"sequence row {rows[0]}" if len(rows) == 1 else f"{len(rows)} sequence rows")
+        if (self.tables.births[rows] != births).any():
+            raise NotHeld("a sequence was released while somebody waited for it")
 
     def _existing(self, block_ids: IdArray) -> IdArray:
         ids = np.unique(np.asarray(block_ids, np.int64))

@@ -71,6 +71,8 @@ class BlockPool:
         self.step = 0
         self.num_cached = 0
         self._num_moving = 0
+        #: Fences beyond the first of blocks that several copies use at once.
+        self._more_fences: dict[int, int] = {}
         #: Blocks promised to threads, one list each; kept by ``SharedPool``.
         self.reservations: list[list[int]] = []
         self.num_evicted = 0
@@ -390,6 +392,43 @@ class BlockPool:
             self._withheld_free -= len(idle_free)
             self._free.put_many(idle_free)
 
+    def fence(self, block_ids: IdArray) -> None:
+        """Fence blocks that a copy is about to read or write; a block may be fenced by several. Distinct ids. [n]"""
+        again = block_ids[(self.facts.flags[block_ids] & BlockFlag.FENCED) != 0]
+        for block in again.tolist():
+            self._more_fences[block] = self._more_fences.get(block, 0) + 1
+        self.set_flag(block_ids, BlockFlag.FENCED)
+
+    def unfence(self, block_ids: IdArray) -> None:
+        """Undo one ``fence`` of these blocks. Distinct ids. [n]"""
+        if self._more_fences:
+            last = np.ones(len(block_ids), bool)
+            for i, block in enumerate(block_ids.tolist()):
+                more = self._more_fences.pop(block, 0)
+                last[i] = more == 0
+                if more > 1:
+                    self._more_fences[block] = more - 1
+            block_ids = block_ids[last]
+        self.clear_flag(block_ids, BlockFlag.FENCED)
+
+    def reserve(self, n: int) -> IdArray:
+        """Take ``n`` blocks as destinations of a copy: promised, and in nobody's table yet. [n]
+
+        Raises:
+            OutOfBlocks: Fewer are allocatable; nothing is taken.
+        """
+        ids = np.asarray(self.allocate(n), np.int64)
+        self.facts.state[ids] = RESERVED
+        self.num_allocated -= n
+        self._num_moving += n
+        return ids
+
+    def hand_out(self, block_ids: IdArray) -> None:
+        """Give reserved blocks their first holder. [n]"""
+        self.facts.state[block_ids] = SOLE
+        self.num_allocated += len(block_ids)
+        self._num_moving -= len(block_ids)
+
     def take_free(self, n: int) -> IdArray:
         """Take ``n`` listed free blocks to reserve; there are as many, and their state is the caller's to write. [n]"""
         return self._free.take_many(n)
@@ -414,12 +453,15 @@ class BlockPool:
         """Give back destinations that were not used. [n]"""
         self.facts.state[block_ids] = FREE
         self._num_moving -= len(block_ids)
-        self._free.put_many(block_ids)
+        self.put_free(block_ids)
 
     def commit_moves(self, sources: IdArray, destinations: IdArray) -> None:
-        """Make reserved ``destinations`` what ``sources`` are; sources become free. Flags of sources are clear. [n]"""
+        """Make reserved ``destinations`` what ``sources`` are; sources become free. Flags stay with the ids. [n]"""
         facts = self.facts
         cached = facts.state[sources] == CACHED
+        if facts.num_flagged:
+            self._withheld_cached += int(np.count_nonzero(facts.flags[destinations[cached]]))
+            self._withheld_cached -= int(np.count_nonzero(facts.flags[sources[cached]]))
         if cached.any():
             # A stale entry of a destination must not come to life with the stamp of what moves there.
             self._order.forget_stale(facts)
@@ -430,7 +472,7 @@ class BlockPool:
             remap = np.arange(facts.num_blocks, dtype=np.int64)
             remap[sources[cached]] = destinations[cached]
             self._order.rename(remap)
-        self._free.put_many(np.sort(sources)[::-1])
+        self.put_free(np.sort(sources)[::-1])
 
     def resize(self, num_blocks: int) -> None:
         """Change the pool size; when shrinking, the ids above the new end are all free and unflagged."""

@@ -63,8 +63,8 @@ class Scheduler:
         return None
 
     def next_waiting(self) -> Sequence | None:
-        """Return the first sequence in the queue that no operator holds, or ``None``."""
-        return next((s for s in self.waiting if not s.held), None)
+        """Return the first sequence in the queue that no operator holds and that is not on its way in, or ``None``."""
+        return next((s for s in self.waiting if not s.held and (s.transfer is None or s.row is not None)), None)
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the running sequences' rows and the tokens at which each finishes, by arrival. [r], [r]"""

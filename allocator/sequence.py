@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections.abc
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from allocator.content import Content, TokenArray
 from allocator.ids import BlockKey, SeqId, Status
+
+if TYPE_CHECKING:
+    from allocator.transfers import Transfer
 
 Keys: TypeAlias = "collections.abc.Sequence[BlockKey]"
 
@@ -31,6 +34,7 @@ class Sequence:
         num_tokens: Tokens to have written when it is admitted (again).
         hit_blocks: Blocks the prefix cache gave it.
         resumed: Whether it has run before, so that finding its blocks again is not counted as a query.
+        transfer: The swap under way that uses its blocks; ``None`` when there is none.
         held: Swapped out by an operator, until they swap it in.
         reason: Why it waits; empty when it does not.
         priority: Its class: higher goes first under the priority policy.
@@ -51,6 +55,7 @@ class Sequence:
     num_tokens: int = 0
     hit_blocks: int = 0
     resumed: bool = False
+    transfer: Transfer | None = None
     held: bool = False
     reason: str = ""
     priority: int = 0

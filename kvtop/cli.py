@@ -162,6 +162,16 @@ _ENGINE_OPTIONS: Final = (
         type=_RATIO,
         help="External fragmentation at which auto compacts (0.5).",
     ),
+    _option(
+        "--copy-bandwidth",
+        "copy_gb_per_s",
+        type=_real(1e-6, 1e6, "a number of GB/s from 0.000001 to 1000000"),
+        metavar="GB/s",
+        help="Speed of copies in virtual time (16).",
+    ),
+    _option(
+        "--executor", type=_one_of("thread", "inline"), help="Copies in a thread of their own, or at once (thread)."
+    ),
     _option("--max-running", type=_whole(1, 65536), help="Sequences that may run at once (256)."),
     _option("--stamp", is_flag=True, help="Write a pattern into every slot and read it back."),
     _option("--metrics-port", type=_whole(0, 65535), help="Serve Prometheus metrics; 0 takes a free port."),

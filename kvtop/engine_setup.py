@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.config import CompactMode, EngineConfig, Eviction, PreemptMode
+from allocator.config import CompactMode, EngineConfig, Eviction, ExecutorMode, PreemptMode
 from allocator.geometry import find_geometry
 from kvtop.errors import UserError
 
@@ -34,7 +34,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         num_blocks, geometry, device, slab_blocks, preempt, eviction, prefix_cache, watermark_ratio, compact,
-            compact_threshold_ratio, max_running, serial, stamp, seed: As in ``EngineConfig``.
+            compact_threshold_ratio, copy_gb_per_s, executor, max_running, serial, stamp, seed: As in ``EngineConfig``.
         block_size: Tokens a block; ``None`` takes the trace's own, else ``DEFAULT_BLOCK_SIZE``.
         num_swap_blocks: Host pool size; ``None`` derives it from ``swap_ratio``.
         swap_ratio: Host pool size ÷ device pool size.
@@ -58,6 +58,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     watermark_ratio: float = 0.01
     compact: CompactMode = "manual"
     compact_threshold_ratio: float = 0.5
+    copy_gb_per_s: float = 16.0
+    executor: ExecutorMode = "thread"
     max_running: int = 256
     serial: bool = False
     stamp: bool = False
@@ -109,6 +111,8 @@ def build_config(options: EngineOptions, block_size: int | None = None) -> Engin
         watermark_ratio=options.watermark_ratio,
         compact=options.compact,
         compact_threshold_ratio=options.compact_threshold_ratio,
+        copy_gb_per_s=options.copy_gb_per_s,
+        executor=options.executor,
         max_running=options.max_running,
         serial=options.serial,
         stamp=options.stamp,

@@ -35,7 +35,7 @@ class ListStorage:
             self._checked(job.source_tier, job.sources),
             self._checked(job.destination_tier, job.destinations),
         )
-        assert len(sources) == len(destinations)
+        assert len(sources) == len(destinations) == len(set(destinations))
         if job.source_tier == job.destination_tier:
             assert not set(sources) & set(destinations), "a copy reads what it writes"
         if not sources:
@@ -82,6 +82,5 @@ class ListStorage:
 
     def _checked(self, tier: Tier, ids: IdArray) -> list[int]:
         blocks = ids.tolist()
-        assert len(set(blocks)) == len(blocks)
         assert all(0 <= b < len(self.slots[tier]) // self.block_size for b in blocks)
         return blocks

@@ -63,6 +63,11 @@ def engine(requests: Iterable[Request] = (), **settings: object) -> Engine:
     return Engine(EngineConfig(**settings), requests, make_request=make_request)
 
 
+def written(e: Engine) -> list[int]:
+    """Tokens written for each running sequence, by arrival."""
+    return [int(e.manager.tables.num_tokens[s.row]) for s in e.scheduler.running]
+
+
 def run(e: Engine, most: int = 20000) -> Engine:
     """Step to the end, checking every law after each turn."""
     for _ in range(most):
@@ -387,6 +392,10 @@ def test_fork_shares_all_and_copies_the_block_that_is_written(kind):
     assert e.manager.device.num_active == 3
     e.advance(1)
     e.check()
+    # The copy is under way: its writer sits this step out, and the block it leaves must not change meanwhile.
+    assert (len(e.copies), e.counters.copy_on_write_blocks, written(e)) == (1, 0, [42, 42])
+    e.advance(1)
+    e.check()
     assert e.counters.copy_on_write_blocks == 1
     assert e.table(0)[:2].tolist() == e.table(1)[:2].tolist()
     assert e.table(0)[2] != e.table(1)[2]
@@ -407,6 +416,9 @@ def test_many_forks_of_one_tail_copy_all_but_one():
     e.advance(1)
     for _ in range(5):
         assert e.apply(Fork(0)).ok
+    e.advance(1)
+    e.check()
+    assert (len(e.copies), e.copies.count("copy-on-write")) == (1, 1)
     e.advance(1)
     e.check()
     assert e.counters.copy_on_write_blocks == 5
@@ -813,6 +825,10 @@ def test_any_commands_at_any_time_keep_every_law_and_every_promise(seed):
         if not e.advance(int(rng.integers(1, 4))) and e.done:
             break
         e.check()
+        if rng.random() < 0.3:
+            e.apply(some_command(e, rng))  # with copies still under way
+            e.check()
+        e.settle()
         command = some_command(e, rng)
         plan = e.plan(command)
         before = state(e) if plan.refusal else None

@@ -155,56 +155,148 @@ MUTANTS: tuple[Mutant, ...] = (
         "copy-on-write overcounted",
         "manager.py",
         "model_manager engine",
-        (("min(n, self.device.ref_count(block) - 1) for", "n for"),),
+        (("                left[block] = holders - 1\n", ""),),
     ),
     Mutant(
-        "copy-on-write copies nothing",
-        "manager.py",
+        "copy-on-write copies another block",
+        "transfers.py",
         "model_manager engine",
-        (('self.storage.copy(CopyJob("device", old, "device", new))', "pass"),),
+        (('CopyJob("device", old, "device", new)', 'CopyJob("device", old - (old > 0), "device", new)'),),
     ),
     Mutant(
         "copy-on-write keeps the old reference",
-        "manager.py",
+        "transfers.py",
         "model_manager engine",
-        (
-            (
-                "        self.tables.set_last(at, new)\n        self.device.release(old)",
-                "        self.tables.set_last(at, new)",
-            ),
-        ),
+        (("                pool.release(current)\n", ""),),
+    ),
+    Mutant(
+        "copy-on-write writes to the place of old",
+        "transfers.py",
+        "transfers",
+        (("current = manager.tables.last(rows)", "current = old"),),
     ),
     Mutant(
         "failed copy-on-write leaks",
-        "manager.py",
-        "engine model_manager",
-        (
-            (
-                "        except StorageError:\n            self.device.release(new)\n            raise",
-                "        except StorageError:\n            raise",
-            ),
-        ),
+        "transfers.py",
+        "transfers engine model_manager",
+        (("abort=lambda: pool.unreserve(new),", "abort=lambda: None,"),),
     ),
     Mutant(
         "failed swap out leaks host blocks",
-        "manager.py",
+        "transfers.py",
         "model_manager engine",
-        (("                self.host.release(host_ids)\n", ""),),
+        (("                host.release(host_ids)\n", ""),),
     ),
     Mutant(
         "failed swap in leaks",
-        "manager.py",
+        "transfers.py",
         "model_manager engine",
-        (("                pool.release(ids[::-1])\n", ""),),
+        (("abort=lambda: manager.release_row(row),", "abort=lambda: None,"),),
     ),
     Mutant(
-        "tables not re-pointed", "manager.py", "model_manager engine", (("        self.tables.rename(remap)\n", ""),)
+        "tables not re-pointed",
+        "transfers.py",
+        "model_manager engine",
+        (("        manager.tables.rename(remap)\n", ""),),
     ),
     Mutant(
         "failed move keeps destinations",
+        "transfers.py",
+        "engine model_manager transfers",
+        (("abort=lambda: pool.unreserve(stage.destinations),", "abort=lambda: None,"),),
+    ),
+    Mutant(
+        "copies fence nothing",
+        "transfers.py",
+        "transfers",
+        (("            pool.fence(block_ids)\n", "            pass\n"), ("pool.unfence(block_ids)", "pass")),
+    ),
+    Mutant(
+        "a fence ends with the first copy",
+        "pool.py",
+        "transfers",
+        (("last[i] = more == 0", "last[i] = True"),),
+    ),
+    Mutant(
+        "rows not taken while they are copied",
+        "transfers.py",
+        "transfers executor",
+        (("        self._manager.sequences.take(transfer.rows)\n", ""),),
+    ),
+    Mutant(
+        "nobody is woken when a copy ends",
+        "locks.py",
+        "transfers",
+        (("        self._changed.notify_all()\n", ""),),
+    ),
+    Mutant(
+        "a row that went away is used after the wait",
         "manager.py",
-        "engine model_manager",
-        (("            pool.unreserve(stage.destinations)\n", ""),),
+        "transfers",
+        (("if (self.tables.births[rows] != births).any():", "if False:"),),
+    ),
+    Mutant(
+        "hands out blocks above the end of a shrink",
+        "transfers.py",
+        "transfers",
+        (("above = np.flatnonzero(pool.facts.state[num_blocks:] == FREE) + num_blocks", "above = stage.evicted[:0]"),),
+    ),
+    Mutant(
+        "blocks released during a compaction come back to life",
+        "transfers.py",
+        "transfers",
+        (("stay = (facts.state[stage.sources] == FREE) | (", "stay = ("),),
+    ),
+    Mutant(
+        "pinned blocks move",
+        "transfers.py",
+        "transfers",
+        ((" | ((facts.flags[stage.sources] & BlockFlag.PINNED) != 0)", ""),),
+    ),
+    Mutant(
+        "plans that are out of date are carried out",
+        "transfers.py",
+        "transfers",
+        (("            or (state[stage.sources] == FREE).any()\n", ""),),
+    ),
+    Mutant(
+        "copies committed before they are due",
+        "pipeline.py",
+        "executor",
+        (("self._under_way[0].due_step <= step:", "self._under_way[0].ticket.done:"),),
+    ),
+    Mutant(
+        "copies committed in another order",
+        "pipeline.py",
+        "executor",
+        (
+            ("copy = self._under_way[0]", "copy = self._under_way[-1]"),
+            ("self._under_way.popleft()", "self._under_way.pop()"),
+        ),
+    ),
+    Mutant(
+        "failed copies are committed",
+        "pipeline.py",
+        "executor engine",
+        (("if ticket.error is not None:", "if False:"),),
+    ),
+    Mutant(
+        "slots are never free again",
+        "executor.py",
+        "executor",
+        (("        self._slots.release()\n", ""),),
+    ),
+    Mutant(
+        "copies carried out in reverse order",
+        "executor.py",
+        "executor",
+        (("queue.SimpleQueue[CopyTicket | None] = queue.SimpleQueue()", "queue.LifoQueue = queue.LifoQueue()"),),
+    ),
+    Mutant(
+        "the last writer of a block does not wait for its copy",
+        "engine.py",
+        "executor engine",
+        (("        at_once &= ~np.isin(rows, manager.fenced_tails(rows))\n", ""),),
     ),
     Mutant(
         "forks never copy", "manager.py", "model_manager engine", (("            self._may_share_tails = True\n", ""),)
@@ -219,13 +311,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "admit forgets revived blocks",
         "manager.py",
         "engine model_manager",
-        (("self._require(fresh + self._count_idle(shared), keep)", "self._require(fresh, keep)"),),
+        (("self.require(fresh + self.count_idle(shared), keep)", "self.require(fresh, keep)"),),
     ),
     Mutant(
         "swap in ignores residents for room",
-        "manager.py",
+        "transfers.py",
         "engine model_manager",
-        (("self._require(len(missing) + self._count_idle(resident), keep)", "self._require(len(missing), keep)"),),
+        (
+            (
+                "manager.require(len(missing) + manager.count_idle(resident), keep)",
+                "manager.require(len(missing), keep)",
+            ),
+        ),
     ),
     # -- compaction --
     Mutant(
@@ -312,7 +409,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "no late refusal",
         "engine.py",
         "engine",
-        (("if alone and manager.blocks_for(sequence.num_target) > manager.device.num_blocks:", "if False:"),),
+        (
+            (
+                "                    alone\n                    and not len",
+                "                    False\n                    and not len",
+            ),
+        ),
     ),
     Mutant(
         "cancel strands host blocks",
@@ -346,7 +448,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "skips one too many",
         "engine.py",
         "engine",
-        (("steps = min(budget, int(room[room.argmin()]))", "steps = min(budget, int(room[room.argmin()]) + 1)"),),
+        (("min(budget, int(room[room.argmin()]))", "min(budget, int(room[room.argmin()]) + 1)"),),
     ),
     # -- scheduler --
     Mutant(
@@ -359,7 +461,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "held sequences come back alone",
         "scheduler.py",
         "engine",
-        (("next((s for s in self.waiting if not s.held), None)", "next(iter(self.waiting), None)"),),
+        (("for s in self.waiting if not s.held and (", "for s in self.waiting if ("),),
     ),
     # -- eviction --
     Mutant(
@@ -662,5 +764,15 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
     ),
-    Mutant("waits are not counted", "locks.py", "reservation", (("        self.contended += 1\n", ""),)),
+    Mutant(
+        "waits are not counted",
+        "locks.py",
+        "reservation",
+        (
+            (
+                "        self._lock.acquire()\n",
+                "        self._lock.acquire()\n        self.contended -= 1\n",
+            ),
+        ),
+    ),
 )
