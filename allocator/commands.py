@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from allocator.fault_kinds import FaultKind
+
 CompactGoal = Literal["pack-low", "longest-run", "by-sequence"]
 
 
@@ -127,6 +129,21 @@ class VerifyContents(_Command, frozen=True, tag=True):
     """Check every law now, and in stamp mode read every slot back."""
 
 
+class InjectFault(_Command, frozen=True, tag=True):
+    """Let something go wrong on purpose.
+
+    Attributes:
+        kind: What goes wrong; see ``allocator.fault_kinds``.
+        count: How many copies, steps, clients, bits or references it strikes; ``None`` takes the kind's own number,
+            0 takes back what is still to come.
+        seconds: For ``slow-copy`` and ``stuck-executor``: real seconds a copy; ``None`` takes the kind's own. [s]
+    """
+
+    kind: FaultKind
+    count: int | None = None
+    seconds: float | None = None
+
+
 Command: TypeAlias = (
     Pause
     | Resume
@@ -146,6 +163,7 @@ Command: TypeAlias = (
     | SetWatermark
     | SetAutoCompaction
     | VerifyContents
+    | InjectFault
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from allocator.errors import ConfigError
+from allocator.fault_kinds import FAULT_KINDS, FAULTS, FaultKind, FaultRates, is_rate
 from allocator.geometry import find_geometry
 
 MAX_BLOCK_SIZE: Final = 1024
@@ -48,6 +49,7 @@ class EngineConfig:
         serial: Each request alone, in file order, arrival times ignored.
         stamp: Write a pattern into every slot and check it.
         seed: Seed of everything random.
+        inject: Faults to strike at random, each kind once, with its probability at each step or copy.
     """
 
     num_blocks: int = 4096
@@ -71,6 +73,7 @@ class EngineConfig:
     serial: bool = False
     stamp: bool = False
     seed: int = 0
+    inject: FaultRates = ()
 
     def __post_init__(self) -> None:
         _whole("--blocks", self.num_blocks, 1, MAX_BLOCKS)
@@ -94,6 +97,29 @@ class EngineConfig:
         geometry = find_geometry(self.geometry)
         if self.stamp and geometry is None:
             raise ConfigError("--stamp", "with --geometry none", "stamps need storage; choose a geometry, such as tiny")
+        self._check_inject()
+
+    def _check_inject(self) -> None:
+        kinds = [kind for kind, _ in self.inject]
+        for kind, rate in self.inject:
+            _choice("--inject", kind, FAULT_KINDS)
+            if not is_rate(rate):
+                raise ConfigError("--inject", f"{kind}:{rate}", "a rate above 0 and at most 1")
+            if kinds.count(kind) > 1:
+                raise ConfigError("--inject", kind, "given twice; once, with its rate")
+            refusal = self.fault_refusal(kind)
+            if refusal is not None:
+                raise ConfigError("--inject", kind, refusal)
+
+    def fault_refusal(self, kind: FaultKind) -> str | None:
+        """Return why a fault of this kind would mean nothing with these settings; ``None`` when it can strike."""
+        if kind == "host-tier-full" and self.num_swap_blocks == 0:
+            return "there is no host tier (--swap-blocks 0)"
+        if FAULTS[kind].caught_by == 5 and self.geometry == "none":
+            return "--geometry none keeps no contents; choose a geometry, such as tiny"
+        if FAULTS[kind].caught_by == 5 and not self.stamp:
+            return "nothing could catch it without --stamp"
+        return None
 
     @property
     def slab_size(self) -> int:

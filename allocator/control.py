@@ -13,6 +13,7 @@ from allocator.commands import (
     Compact,
     EvictCached,
     Fork,
+    InjectFault,
     Pause,
     Pin,
     Preempt,
@@ -192,6 +193,8 @@ def _plan(engine: Engine, command: Command) -> Plan:
         case VerifyContents():
             what = "every law and every slot" if engine.config.stamp else "every law (contents need --stamp)"
             return Plan(summary=f"verify {what}")
+        case InjectFault():
+            return engine.faults.plan(engine, command)
         case _:
             assert_never(command)
 
@@ -248,6 +251,8 @@ def _apply(engine: Engine, command: Command) -> str:
         case VerifyContents():
             engine.check()
             return "every law holds" + (" and every slot reads back" if engine.config.stamp else "")
+        case InjectFault():
+            return engine.faults.inject(engine, command)
         case _:
             assert_never(command)
 

@@ -24,6 +24,8 @@ from allocator.content import Request, slot_stamps
 from allocator.errors import InvariantViolation, OutOfBlocks, Refused, StorageError
 from allocator.events import Event, EventKind
 from allocator.executor import Executor
+from allocator.faults import FaultInjector
+from allocator.faulty_storage import FaultyStorage
 from allocator.geometry import find_geometry
 from allocator.ids import IdArray, SeqId, Status, Tier
 from allocator.manager import BlockManager, Extension
@@ -72,7 +74,9 @@ class Engine:
         self.config = config
         self.source, self.workload = source, workload
         self.make_request = make_request
-        self.manager = BlockManager(config, storage or _make_storage(config))
+        faulty = FaultyStorage(storage or _make_storage(config), rates=dict(config.inject), seed=config.seed)
+        self.manager = BlockManager(config, faulty)
+        self.faults = FaultInjector(config, faulty)
         self.scheduler = Scheduler()
         executor = Executor(lambda job: self.manager.storage.copy(job), config.executor)
         self.copies = Pipeline(self.manager, executor, config.copy_gb_per_s * 1e9)
@@ -115,6 +119,7 @@ class Engine:
         counters.copy_on_write_blocks = manager.copy_on_write_blocks
         counters.optimistic_retries = manager.optimistic_retries
         counters.key_collisions = manager.device.cache.num_collisions
+        counters.injected = tuple(self.faults.struck.values())
         return counters
 
     def advance(self, max_steps: int) -> int:
@@ -125,7 +130,8 @@ class Engine:
         """
         taken = 0
         while taken < max_steps:
-            steps = self._turn(max_steps - taken)
+            steps = self._turn(min(max_steps - taken, self.faults.steps_until(self.step)))
+            self.faults.after_turn(self)
             if steps == 0:
                 break
             taken += steps
@@ -759,7 +765,9 @@ class Engine:
 
     def apply(self, command: Command) -> Outcome:
         """Do a command at this step boundary; a refusal is an outcome with its reason."""
-        return control.apply(self, command)
+        outcome = control.apply(self, command)
+        self.faults.tell_copies(self)
+        return outcome
 
     def check(self) -> None:
         """Check every law, and in stamp mode all contents.
@@ -831,7 +839,7 @@ class Engine:
             counters=msgspec.structs.replace(self.counters),
             sequences=self._sequence_rows(),
             events=self.events_from(next_event),
-            notes=(self.stuck_reason,) if self.stuck_reason else (),
+            notes=(*((self.stuck_reason,) if self.stuck_reason else ()), *self.faults.notes()),
         )
 
     def _sequence_rows(self) -> tuple[SequenceRow, ...]:

@@ -6,6 +6,7 @@ import msgspec
 
 from allocator.errors import NUM_LAWS
 from allocator.events import Event
+from allocator.fault_kinds import FAULT_KINDS
 
 
 class Counters(msgspec.Struct):
@@ -47,6 +48,8 @@ class Counters(msgspec.Struct):
     integrity_faults: int = 0
     faults_by_law: tuple[int, ...] = (0,) * (NUM_LAWS + 1)
     peak_active: int = 0
+    #: Faults that struck on purpose, by kind, in the order of ``FAULT_KINDS``.
+    injected: tuple[int, ...] = (0,) * len(FAULT_KINDS)
 
 
 class SequenceRow(msgspec.Struct, frozen=True):

@@ -42,6 +42,9 @@ class Storage(Protocol):
     def check_stamps(self, tier: Tier, slots: NDArray[np.int64], stamps: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which slots hold their stamp in every layer and part. [n]"""
 
+    def flip_bit(self, tier: Tier, slot: int, bit: int) -> None:
+        """Flip one bit of what ``check_stamps`` reads in a slot: a fault for tests. ``bit`` wraps around."""
+
     def num_slabs(self, tier: Tier) -> int:
         """Return how many slabs a tier has."""
 
@@ -66,6 +69,9 @@ class NoStorage:
 
     def check_stamps(self, tier: Tier, slots: NDArray[np.int64], stamps: NDArray[np.uint64]) -> NDArray[np.bool_]:
         return np.ones(len(slots), bool)
+
+    def flip_bit(self, tier: Tier, slot: int, bit: int) -> None:
+        pass
 
     def num_slabs(self, tier: Tier) -> int:
         return 0

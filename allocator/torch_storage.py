@@ -119,6 +119,13 @@ class TorchStorage:
             good[chosen] = (found == self._expected(stamps[chosen])).all(axis=1)
         return good
 
+    def flip_bit(self, tier: Tier, slot: int, bit: int) -> None:
+        block, offset = divmod(slot, self.block_size)
+        slab, local = divmod(block, self.slab_size)
+        row, at = divmod(bit, 8 * _STAMP_BYTES)
+        mask = int(np.uint64(1 << at).view(np.int64))
+        self._words(tier, slab)[local, row % self.geometry.num_rows, offset, 0] ^= mask
+
     def close(self) -> None:
         for slabs in self._slabs.values():
             slabs.clear()

@@ -19,6 +19,7 @@ from click.core import ParameterSource
 import kvtop
 from allocator.config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from allocator.errors import AllocatorError, ConfigError
+from allocator.fault_kinds import DEFAULT_RATE, FAULT_KINDS, FAULTS, parse_rate
 from allocator.geometry import GEOMETRY_NAMES
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, KvtopError, UserError
 
@@ -113,6 +114,11 @@ def _some_of(*names: str) -> _Value:
     return _Value("A,B", f"some of {', '.join(names)}, with commas between them", parse)
 
 
+_FAULT: Final = _Value(
+    "KIND[:RATE]",
+    f"KIND or KIND:RATE, KIND one of {', '.join(FAULT_KINDS)}, RATE above 0 and at most 1",
+    parse_rate,
+)
 _RATIO: Final = _real(0, 1, "a number from 0 to 1")
 _SPEED: Final = _real(1e-6, MAX_SPEED, "a number above 0 and at most 1000000, or max", also="max")
 _SECONDS: Final = _real(1e-3, 1e9, "a number of seconds above 0")
@@ -174,6 +180,14 @@ _ENGINE_OPTIONS: Final = (
     ),
     _option("--max-running", type=_whole(1, 65536), help="Sequences that may run at once (256)."),
     _option("--stamp", is_flag=True, help="Write a pattern into every slot and read it back."),
+    _option(
+        "--inject",
+        type=_FAULT,
+        multiple=True,
+        help=f"Let a fault strike each step or copy with probability RATE ({DEFAULT_RATE:g}); repeatable. "
+        f"To be survived: {', '.join(k for k in FAULT_KINDS if FAULTS[k].caught_by is None)}. "
+        f"To be caught, so that check fails: {', '.join(k for k in FAULT_KINDS if FAULTS[k].caught_by)}.",
+    ),
     _option("--metrics-port", type=_whole(0, 65535), help="Serve Prometheus metrics; 0 takes a free port."),
     _option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1)."),
 )
@@ -257,12 +271,16 @@ def run_command(ctx: click.Context, /, **params: Any) -> int:
 def check_command(ctx: click.Context, /, threads: int | None, **params: Any) -> int:
     """Run with every law checked after every step; exit code 1 on a fault.
 
-    With storage, every slot carries a stamp and is read back too (--stamp is implied). With --threads, N client
-    threads and an operator use the allocator at random in place of the engine, --steps operations in all.
+    With storage, every slot carries a stamp and is read back too (--stamp is implied). Of the faults that --inject
+    lets strike, most must be survived: every law holds and the requests get on. A flipped bit or a leaked reference
+    must be caught: the check fails, exit code 1, and names the law.
+
+    With --threads, N client threads and an operator use the allocator at random in place of the engine, --steps
+    operations in all.
     """
     if threads is None:
         return _run_headless(ctx, params, is_check=True)
-    for name in ("trace", "duration", "until_done", "metrics_port"):
+    for name in ("trace", "duration", "until_done", "metrics_port", "inject"):
         if params[name]:
             raise UserError(f"--{name.replace('_', '-')}: not together with --threads, which runs no engine")
     from kvtop.headless import run_threads

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from allocator.config import CompactMode, EngineConfig, Eviction, ExecutorMode, PreemptMode
+from allocator.fault_kinds import FaultRates
 from allocator.geometry import find_geometry
 from kvtop.errors import UserError
 
@@ -34,7 +35,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         num_blocks, geometry, device, slab_blocks, preempt, eviction, prefix_cache, watermark_ratio, compact,
-            compact_threshold_ratio, copy_gb_per_s, executor, max_running, serial, stamp, seed: As in ``EngineConfig``.
+            compact_threshold_ratio, copy_gb_per_s, executor, max_running, serial, stamp, seed, inject: As in
+            ``EngineConfig``.
         block_size: Tokens a block; ``None`` takes the trace's own, else ``DEFAULT_BLOCK_SIZE``.
         num_swap_blocks: Host pool size; ``None`` derives it from ``swap_ratio``.
         swap_ratio: Host pool size ÷ device pool size.
@@ -64,6 +66,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     serial: bool = False
     stamp: bool = False
     seed: int = 0
+    inject: FaultRates = ()
     workload: str = "chat"
     trace: str | None = None
     trace_format: str = "auto"
@@ -117,6 +120,7 @@ def build_config(options: EngineOptions, block_size: int | None = None) -> Engin
         serial=options.serial,
         stamp=options.stamp,
         seed=options.seed,
+        inject=options.inject,
     )
 
 
@@ -180,7 +184,7 @@ def swap_notes(config: EngineConfig) -> tuple[str, ...]:
     if config.preempt != "swap" or config.serial or config.num_swap_blocks >= MIN_SWAP_RATIO * config.num_blocks:
         return ()
     if config.num_swap_blocks == 0:
-        return ("no swap space: preempted sequences are recomputed",)
+        return ("--preempt swap without swap space (--swap-blocks 0): preempted sequences are recomputed instead",)
     return (
         f"swap space of {config.num_swap_blocks} blocks is below {MIN_SWAP_RATIO:.0%} of the device pool "
         f"({config.num_blocks}): preempted sequences that do not fit are recomputed",

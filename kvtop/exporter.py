@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from allocator.errors import NUM_LAWS
+from allocator.fault_kinds import FAULT_KINDS
 from allocator.metrics import REF_BUCKETS
 from allocator.snapshot import Snapshot
 from kvtop.errors import UserError
@@ -155,6 +156,11 @@ def _engine_metrics(view: View, snapshot: Snapshot) -> Iterator[Metric]:
             "preemptions",
             "Running sequences that had to give up their blocks.",
             [({"mode": "swap"}, c.preemptions_swap), ({"mode": "recompute"}, c.preemptions_recompute)],
+        ),
+        (
+            "injected_faults",
+            "Faults that struck on purpose.",
+            [({"kind": kind}, n) for kind, n in zip(FAULT_KINDS, c.injected, strict=True)],
         ),
         (
             "integrity_faults",

@@ -21,7 +21,7 @@ import msgspec
 
 from allocator.config import STEP_S
 from allocator.errors import InvariantViolation
-from kvtop.check import ProgressWatch, verdict
+from kvtop.check import ProgressWatch, is_uncaught, told_faults, verdict
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from kvtop.model.format import count
@@ -242,7 +242,12 @@ def run_headless(
                 progress.clear()
             report = _report(engine, driven, options.speed, time.perf_counter() - started_s)
             write_out(to_json(report) if as_json else to_text(report))
-            return _conclude(engine, report, driven, is_check=is_check)
+            code = _conclude(engine, report, driven, is_check=is_check)
+            if not is_check:
+                return code
+            for line in told_faults(report, (kind for kind, _ in options.inject), driven.fault):
+                say(line)
+            return EXIT_FAILED if is_uncaught(report, driven.fault) else code
     finally:
         if exporter is not None:
             exporter.close()

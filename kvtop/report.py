@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from allocator.block_map import BlockArrays
+from allocator.fault_kinds import FAULT_KINDS
 from allocator.metrics import ratio, tier_numbers
 from allocator.snapshot import Snapshot
 from kvtop.model.format import count, percent, seconds, size
@@ -76,6 +77,7 @@ def build_report(snapshot: Snapshot, device: BlockArrays, wall_s: float, engine_
         "copy_on_write_blocks": counters.copy_on_write_blocks,
         "allocation_failures": {"capacity": counters.failures_capacity, "contiguous": counters.failures_contiguous},
         "integrity": {"checks": counters.integrity_checks, "faults": counters.integrity_faults},
+        "injected": dict(zip(FAULT_KINDS, counters.injected, strict=True)),
         "wall_s": round(wall_s, 6),
         "engine_s": round(engine_s, 6),
     }
@@ -92,6 +94,8 @@ def to_text(report: Report) -> str:
     blocks, fragmentation, swap = report["blocks"], report["fragmentation"], report["swap"]
     compaction, resize, preemptions = report["compaction"], report["resize"], report["preemptions"]
     failures, integrity = report["allocation_failures"], report["integrity"]
+    struck = "   ".join(f"{count(n)} {kind}" for kind, n in report["injected"].items() if n)
+    injected = [("injected", struck)] if struck else []
     lines = (
         ("requests", _counts(requests, "submitted", "finished", "cancelled", "refused")),
         ("tokens", _counts(tokens, "prompt", "generated")),
@@ -128,6 +132,7 @@ def to_text(report: Report) -> str:
         ("copy-on-write", f"{count(report['copy_on_write_blocks'])} blocks"),
         ("failures", _counts(failures, "capacity", "contiguous")),
         ("integrity", _counts(integrity, "checks", "faults")),
+        *injected,
         (
             "time",
             f"{count(report['steps'])} steps in {seconds(report['wall_s'])}, "

@@ -80,6 +80,7 @@ ACTIONS: Final = (
     _act(13, "cancel", "X", "cancel", "end the selected sequence"),
     _act(15, "pin", "P", "pin", "pin or unpin the block under the cursor"),
     _act(16, "verify", "V", "verify", "check every law, and the contents in stamp mode"),
+    _act(21, "inject", "B", "break", "break something on purpose: a copy, the executor, a client, a bit, a reference"),
     Action("restart", ("r",), "r", "", "restart the engine after it was lost", "program"),
     Action("quit", ("q",), "q", "quit", "quit; ends the engine that this console started", "program", rank=2),
     Action("suspend", ("ctrl+z",), "^Z", "", "back to the shell; fg comes back here", "program"),

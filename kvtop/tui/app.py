@@ -33,6 +33,7 @@ from allocator.commands import (
     CompactGoal,
     EvictCached,
     Fork,
+    InjectFault,
     Pause,
     Pin,
     Resize,
@@ -46,6 +47,7 @@ from allocator.commands import (
     command_name,
 )
 from allocator.config import MAX_BLOCKS
+from allocator.fault_kinds import FAULT_KINDS
 from allocator.ids import BlockFlag
 from allocator.plans import Outcome, Plan
 from kvtop.attachment import Attachment
@@ -618,6 +620,11 @@ class KvtopApp(App[None]):
 
     def action_verify(self) -> None:
         self._open_sheet("verify", "Verify laws and contents", VerifyContents())
+
+    def action_inject(self) -> None:
+        # Names stay whole where the line breaks.
+        choices = [Choice(kind.replace("-", "\N{NO-BREAK SPACE}"), InjectFault(kind)) for kind in FAULT_KINDS]
+        self._open_sheet("inject", "Inject a fault", choices)
 
     # Start and stop -------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,9 @@ class ListStorage:
     def check_stamps(self, tier: Tier, slots: np.ndarray, stamps: np.ndarray) -> np.ndarray:
         return np.array([self.slots[tier][s] == v for s, v in zip(slots.tolist(), stamps.tolist(), strict=True)], bool)
 
+    def flip_bit(self, tier: Tier, slot: int, bit: int) -> None:
+        self.slots[tier][slot] ^= 1 << (bit % 64)
+
     def num_slabs(self, tier: Tier) -> int:
         return 1
 

@@ -17,6 +17,7 @@ from allocator.commands import (
     Compact,
     EvictCached,
     Fork,
+    InjectFault,
     Pause,
     Pin,
     Preempt,
@@ -65,6 +66,8 @@ COMMANDS: tuple[Command, ...] = (
     SetWatermark(0.1),
     SetAutoCompaction("auto", 0.4),
     VerifyContents(),
+    InjectFault("failing-copy"),
+    InjectFault("host-tier-full", 2),
 )
 #: Each must be refused, with words, and change nothing.
 IMPOSSIBLE: tuple[Command, ...] = (
@@ -90,6 +93,14 @@ IMPOSSIBLE: tuple[Command, ...] = (
     SetAutoCompaction("auto", -0.1),
     Compact(max_moves=-1),
     Compact("longest-run", run_blocks=0),
+    InjectFault("failing-copy", -1),
+    InjectFault("failing-copy", 10**9),
+    InjectFault("failing-copy", 1, 1.0),
+    InjectFault("slow-copy", 1, 0.0),
+    InjectFault("slow-copy", 1, math.nan),
+    InjectFault("stuck-executor", 1, 1e9),
+    InjectFault("lost-client", 0),
+    InjectFault("flipped-bit"),
 )
 
 

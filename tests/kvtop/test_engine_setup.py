@@ -59,7 +59,7 @@ def test_little_swap_space_is_said():
     (note,) = swap_notes(build_config(EngineOptions(num_blocks=100, num_swap_blocks=49)))
     assert "49 blocks is below 50% of the device pool (100)" in note
     assert swap_notes(build_config(EngineOptions(num_swap_blocks=0))) == (
-        "no swap space: preempted sequences are recomputed",
+        "--preempt swap without swap space (--swap-blocks 0): preempted sequences are recomputed instead",
     )
     assert swap_notes(build_config(EngineOptions(num_swap_blocks=0, preempt="recompute"))) == ()
     assert swap_notes(build_config(EngineOptions(num_swap_blocks=0, serial=True))) == (), "nobody is preempted"

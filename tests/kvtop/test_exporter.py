@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from allocator.errors import NUM_LAWS
+from allocator.fault_kinds import FAULT_KINDS
 from allocator.snapshot import Counters, Snapshot
 from kvtop import exporter as exporter_module
 from kvtop.errors import UserError
@@ -48,6 +49,7 @@ NAMES = {
     "kvtop_compaction_moved_blocks_total": set(),
     "kvtop_resizes_total": {"direction"},
     "kvtop_preemptions_total": {"mode"},
+    "kvtop_injected_faults_total": {"kind"},
     "kvtop_integrity_faults_total": {"law"},
     "kvtop_source_up": set(),
     "kvtop_source_age_seconds": set(),
@@ -133,6 +135,7 @@ def test_every_counter_lands_in_its_own_series(make_arrays):
     for number, field in enumerate(Counters.__struct_fields__, start=101):
         setattr(counters, field, number)
     counters.faults_by_law = (0, *range(1, NUM_LAWS + 1))
+    counters.injected = tuple(range(201, 201 + len(FAULT_KINDS)))
     c = counters
     samples = scrape(make_view(make_snapshot(counters=counters), make_arrays("f")))
     totals = {name: value for name, value in samples.items() if name[0].endswith("_total")}
@@ -158,6 +161,7 @@ def test_every_counter_lands_in_its_own_series(make_arrays):
         key("kvtop_resizes_total", direction="shrink"): c.resizes_shrink,
         key("kvtop_preemptions_total", mode="swap"): c.preemptions_swap,
         key("kvtop_preemptions_total", mode="recompute"): c.preemptions_recompute,
+        **{key("kvtop_injected_faults_total", kind=kind): n for n, kind in enumerate(FAULT_KINDS, 201)},
         **{key("kvtop_integrity_faults_total", law=str(law)): law for law in range(1, NUM_LAWS + 1)},
     }
 

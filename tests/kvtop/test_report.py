@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from allocator.fault_kinds import FAULT_KINDS
 from allocator.snapshot import Counters, Snapshot
 from kvtop.report import build_report, to_json, to_text
 
@@ -33,6 +34,7 @@ KEYS = {
     "copy_on_write_blocks": None,
     "allocation_failures": {"capacity", "contiguous"},
     "integrity": {"checks", "faults"},
+    "injected": set(FAULT_KINDS),
     "wall_s": None,
     "engine_s": None,
 }
@@ -92,6 +94,7 @@ def test_every_counter_lands_under_its_own_key(make_arrays):
     counters = Counters()
     for number, field in enumerate(Counters.__struct_fields__, start=101):
         setattr(counters, field, number)
+    counters.injected = tuple(range(201, 201 + len(FAULT_KINDS)))
     c = counters
     report = build_report(make_snapshot(counters), make_arrays("f"), 1.0, 0.5)
     assert report["requests"] == {
@@ -126,6 +129,7 @@ def test_every_counter_lands_under_its_own_key(make_arrays):
     assert report["copy_on_write_blocks"] == c.copy_on_write_blocks
     assert report["allocation_failures"] == {"capacity": c.failures_capacity, "contiguous": c.failures_contiguous}
     assert report["integrity"] == {"checks": c.integrity_checks, "faults": c.integrity_faults}
+    assert report["injected"] == dict(zip(FAULT_KINDS, c.injected, strict=True))
 
 
 def test_a_ratio_of_nothing_is_null_and_the_json_is_strict(make_arrays):

@@ -14,6 +14,7 @@ from allocator.commands import (
     Compact,
     EvictCached,
     Fork,
+    InjectFault,
     Pause,
     Pin,
     Resize,
@@ -421,6 +422,13 @@ async def test_action_pin():
 async def test_action_verify():
     async with console() as c:
         await _confirmed(c, VerifyContents(), "V")
+
+
+async def test_action_inject():
+    async with console() as c:
+        await _confirmed(c, InjectFault("failing-copy"), "B")
+    async with console() as c:
+        await _confirmed(c, InjectFault("leaked-reference"), "B", "left")
 
 
 @pytest.mark.parametrize("key", ["enter", "escape", "n"])
