@@ -622,8 +622,7 @@ class KvtopApp(App[None]):
         self._open_sheet("verify", "Verify laws and contents", VerifyContents())
 
     def action_inject(self) -> None:
-        # Names stay whole where the line breaks.
-        choices = [Choice(kind.replace("-", "\N{NO-BREAK SPACE}"), InjectFault(kind)) for kind in FAULT_KINDS]
+        choices = [Choice(kind, InjectFault(kind)) for kind in FAULT_KINDS]
         self._open_sheet("inject", "Inject a fault", choices)
 
     # Start and stop -------------------------------------------------------------------------------------------------
