@@ -18,6 +18,8 @@ from typing import Final
 
 #: Laws of DESIGN.md section 4, numbered from 1.
 NUM_LAWS: Final = 7
+#: How an empty value is written in a message.
+EMPTY: Final = "''"
 
 
 class AllocatorError(Exception):
@@ -32,7 +34,7 @@ class ConfigError(RequestError):
     """An option has a value outside what is allowed."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
-        super().__init__(f"{option} {value}: {allowed}")
+        super().__init__(f"{option} {EMPTY if value == '' else value}: {allowed}")
         self.option, self.value, self.allowed = option, value, allowed
 
 

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 import kvtop
 from allocator.config import MAX_BLOCK_SIZE, MAX_BLOCKS
-from allocator.errors import AllocatorError, ConfigError
+from allocator.errors import EMPTY, AllocatorError, ConfigError
 from allocator.fault_kinds import DEFAULT_RATE, FAULT_KINDS, FAULTS, parse_rate
 from allocator.geometry import GEOMETRY_NAMES
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, KvtopError, UserError
@@ -47,7 +47,7 @@ class _Value(click.ParamType):
         try:
             return self._parse(value.strip())
         except ValueError:
-            raise UserError(f"{_given_as(param, ctx)} {value}: {self.allowed}") from None
+            raise UserError(f"{_given_as(param, ctx)} {value.strip() or EMPTY}: {self.allowed}") from None
 
 
 class _Flag(click.types.BoolParamType):
@@ -71,7 +71,7 @@ def _given_as(param: click.Parameter | None, ctx: click.Context | None) -> str:
 
 def _whole(low: int, high: int) -> _Value:
     def parse(text: str) -> int:
-        number = int(text)
+        number = int(_plain(text))
         if not low <= number <= high:
             raise ValueError
         return number
@@ -85,12 +85,25 @@ def _real(low: float, high: float, allowed: str, *, also: str | None = None) -> 
     def parse(text: str) -> float | None:
         if text == also:
             return None
-        number = float(text)
+        number = float(_plain(text))
         if not (math.isfinite(number) and low <= number <= high):
             raise ValueError
         return number
 
     return _Value("X", allowed, parse)
+
+
+def _plain(text: str) -> str:
+    """Return a number's text unless only Python takes it for one: with underscores, or in another script's digits."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def _word(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
 
 
 def _one_of(*names: str) -> _Value:
@@ -114,6 +127,7 @@ def _some_of(*names: str) -> _Value:
     return _Value("A,B", f"some of {', '.join(names)}, with commas between them", parse)
 
 
+_WORD: Final = _Value("TEXT", "needs a value", _word)
 _FAULT: Final = _Value(
     "KIND[:RATE]",
     f"KIND or KIND:RATE, KIND one of {', '.join(FAULT_KINDS)}, RATE above 0 and at most 1",
@@ -127,7 +141,8 @@ _SECONDS: Final = _real(1e-3, 1e9, "a number of seconds above 0")
 def _option(*names: str, **settings: Any) -> Callable[[_F], _F]:
     """A click option that is also read from ``KVTOP_…``, without a default: absent stays absent."""
     settings.setdefault("envvar", "KVTOP_" + names[0].lstrip("-").replace("-", "_").upper())
-    if isinstance(settings.get("type"), _Value):
+    if not settings.get("is_flag"):
+        settings.setdefault("type", _WORD)
         settings.setdefault("metavar", settings["type"].name)
     if settings.get("is_flag"):
         settings |= {"default": False, "type": _Flag()}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.config import CompactMode, EngineConfig, Eviction, ExecutorMode, PreemptMode
+from allocator.config import MAX_BLOCKS, CompactMode, EngineConfig, Eviction, ExecutorMode, PreemptMode
+from allocator.errors import ConfigError
 from allocator.fault_kinds import FaultRates
 from allocator.geometry import find_geometry
 from kvtop.errors import UserError
@@ -101,6 +102,9 @@ def build_config(options: EngineOptions, block_size: int | None = None) -> Engin
     num_swap = options.num_swap_blocks
     if num_swap is None:
         num_swap = round(options.num_blocks * options.swap_ratio)
+        if num_swap > MAX_BLOCKS:
+            value = f"{options.swap_ratio:g} of {options.num_blocks} blocks"
+            raise ConfigError("--swap-ratio", value, f"at most {MAX_BLOCKS} blocks in the host pool")
     return EngineConfig(
         num_blocks=options.num_blocks,
         block_size=_first(options.block_size, block_size, DEFAULT_BLOCK_SIZE),
@@ -135,8 +139,8 @@ def check_options(options: EngineOptions) -> None:
     if options.trace is None:
         _synthetic(config, options.workload)
         check_memory(config, available_memory())
-    elif not os.path.exists(options.trace):  # unlike Path's, false too for a name that no file can have
-        raise UserError(f"--trace {options.trace}: no such file")
+    else:
+        _require_file(options.trace)
 
 
 def build_engine(options: EngineOptions) -> tuple[Engine, tuple[str, ...]]:
@@ -158,9 +162,14 @@ def build_engine(options: EngineOptions) -> tuple[Engine, tuple[str, ...]]:
     from allocator.engine import Engine
     from kvtop.workloads.chat import make_request
 
-    notes = load.notes + swap_notes(config)
+    notes = load.notes + swap_notes(config) + idle_notes(config)
     engine = Engine(config, load.requests, workload=load.name, make_request=make_request)
     return engine, notes
+
+
+def _require_file(trace: str) -> None:
+    if not os.path.exists(trace):  # unlike Path's, false too for a name that no file can have
+        raise UserError(f"--trace {trace}: no such file")
 
 
 def _synthetic(config: EngineConfig, name: str) -> _Load:
@@ -173,6 +182,7 @@ def _synthetic(config: EngineConfig, name: str) -> _Load:
 def _trace(options: EngineOptions, path: str) -> tuple[EngineConfig, _Load]:
     from kvtop.workloads.trace import open_trace
 
+    _require_file(path)
     trace = open_trace(Path(path), options.trace_format, block_size=options.block_size, skip_bad=options.skip_bad)
     config = build_config(options, trace.block_size)
     requests = trace.file_order if config.serial else trace.requests
@@ -184,11 +194,28 @@ def swap_notes(config: EngineConfig) -> tuple[str, ...]:
     if config.preempt != "swap" or config.serial or config.num_swap_blocks >= MIN_SWAP_RATIO * config.num_blocks:
         return ()
     if config.num_swap_blocks == 0:
-        return ("--preempt swap without swap space (--swap-blocks 0): preempted sequences are recomputed instead",)
+        return ("--preempt swap with 0 swap blocks: preempted sequences are recomputed instead (--swap-blocks N)",)
     return (
         f"swap space of {config.num_swap_blocks} blocks is below {MIN_SWAP_RATIO:.0%} of the device pool "
         f"({config.num_blocks}): preempted sequences that do not fit are recomputed",
     )
+
+
+def idle_notes(config: EngineConfig) -> tuple[str, ...]:
+    """Return one line for each setting that another one makes meaningless."""
+    usual, notes = EngineConfig(), []
+    if config.eviction != usual.eviction and not config.prefix_cache:
+        notes.append(f"--eviction {config.eviction} has no effect: with --no-prefix-cache there is nothing to evict")
+    if config.max_running != usual.max_running and config.serial:
+        notes.append(f"--max-running {config.max_running} has no effect: with --serial one sequence runs at a time")
+    if config.compact_threshold_ratio != usual.compact_threshold_ratio and config.compact != "auto":
+        notes.append(
+            f"--compact-threshold {config.compact_threshold_ratio:g} has no effect yet: "
+            f"--compact {config.compact} does not compact by itself"
+        )
+    if config.device.startswith("cuda") and config.geometry == "none":
+        notes.append(f"--device {config.device} has no effect: --geometry none keeps no tensors")
+    return tuple(notes)
 
 
 def check_memory(config: EngineConfig, available_bytes: int | None, has_gpu: Callable[[], bool] | None = None) -> None:

@@ -207,8 +207,6 @@ def run_headless(
     exporter: Exporter | None = None
     try:
         with Signals() as signals:
-            for note in (*notes, *bound_notes):
-                say(note)
             progress = _Progress(engine, sys.stderr)
             hooks: list[Callable[[float], None]] = [progress.after_turn]
             if metrics is not None:
@@ -216,6 +214,8 @@ def run_headless(
                 exporter = publisher.serve(metrics)
                 say(f"metrics on {exporter.url}")
                 hooks.append(publisher.after_turn)
+            for note in (*notes, *bound_notes):
+                say(note)
             if is_check:
                 watch = ProgressWatch(engine)
 

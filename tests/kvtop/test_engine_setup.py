@@ -16,6 +16,7 @@ from kvtop.engine_setup import (
     build_config,
     check_memory,
     check_options,
+    idle_notes,
     swap_notes,
 )
 from kvtop.errors import UserError
@@ -59,10 +60,25 @@ def test_little_swap_space_is_said():
     (note,) = swap_notes(build_config(EngineOptions(num_blocks=100, num_swap_blocks=49)))
     assert "49 blocks is below 50% of the device pool (100)" in note
     assert swap_notes(build_config(EngineOptions(num_swap_blocks=0))) == (
-        "--preempt swap without swap space (--swap-blocks 0): preempted sequences are recomputed instead",
+        "--preempt swap with 0 swap blocks: preempted sequences are recomputed instead (--swap-blocks N)",
     )
     assert swap_notes(build_config(EngineOptions(num_swap_blocks=0, preempt="recompute"))) == ()
     assert swap_notes(build_config(EngineOptions(num_swap_blocks=0, serial=True))) == (), "nobody is preempted"
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        (EngineOptions(eviction="lfu", prefix_cache=False), "--eviction lfu has no effect"),
+        (EngineOptions(max_running=7, serial=True), "--max-running 7 has no effect"),
+        (EngineOptions(compact_threshold_ratio=0.3, compact="off"), "--compact-threshold 0.3 has no effect yet"),
+        (EngineOptions(device="cuda:1", geometry="none"), "--device cuda:1 has no effect"),
+    ],
+)
+def test_a_setting_that_means_nothing_beside_another_is_said(options, note):
+    (line,) = idle_notes(build_config(options))
+    assert line.startswith(note)
+    assert idle_notes(build_config(EngineOptions())) == ()
 
 
 def test_a_pool_larger_than_memory_is_refused_with_the_numbers():
