@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,17 @@ def test_check_survives_every_fault_at_once(preempt, compact, capsys):
     assert "lost-client" in err.partition("survived")[0]
     if preempt == "swap":
         assert report["injected"]["failing-copy"] > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_request_of_a_trace_ends_whatever_fails(seed, capsys):
+    trace = Path(__file__).parents[1] / "data/traces/azure.csv"
+    args = ("--trace", str(trace), "--blocks", "300", "--seed", str(seed), "--compact", "auto", "--until-done")
+    code, report, err = _check(capsys, *args, *_inject(*SURVIVED))
+    assert code == 0, err
+    requests = report["requests"]
+    assert requests["finished"] + requests["cancelled"] + requests["refused"] == requests["submitted"] > 0
+    assert requests["finished"] > 0
 
 
 @pytest.mark.parametrize("kind", CAUGHT)

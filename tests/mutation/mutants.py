@@ -775,4 +775,31 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
     ),
+    # -- faults on purpose --
+    Mutant(
+        "a turn skips a fault that is due", "faults.py", "faults", (("return max(1, due - step)", "return 1 << 40"),)
+    ),
+    Mutant(
+        "a host tier once full stays full",
+        "faults.py",
+        "faults",
+        (
+            (
+                "            self._host_open_at = None\n            _withhold_host(engine.manager, False)\n",
+                "            pass\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a failing copy strikes for ever",
+        "faulty_storage.py",
+        "faults",
+        (("self._armed[kind] = (count - 1, seconds)", "pass"),),
+    ),
+    Mutant(
+        "a stuck copy that was given up counts as done",
+        "faulty_storage.py",
+        "faults",
+        (("        if not came_back:\n", "        if False:\n"),),
+    ),
 )
