@@ -307,7 +307,8 @@ class KvtopApp(App[None]):
             self._show(everything=True)
 
     def on_view_changed(self) -> None:
-        self._show(everything=self._panes_at_s is None or self.clock() - self._panes_at_s >= _PANES_EVERY_S)
+        if self._base.query("#map"):  # at the end the panes go before the last message is handled
+            self._show(everything=self._panes_at_s is None or self.clock() - self._panes_at_s >= _PANES_EVERY_S)
         self._drawn.set()
 
     def _tick(self) -> None:
