@@ -53,19 +53,20 @@ class FaultInjector:
         self._rates = {kind: rate for kind, rate in config.inject if not FAULTS[kind].strikes_copies}
         self._due = {kind: self._next_strike(kind, 0) for kind in self._rates}
         self._host_open_at: int | None = None
+        self._look_ahead()
 
     # -- between two steps ---------------------------------------------------------------------------
 
     def steps_until(self, step: int) -> int:
         """Return how many steps may be taken at once, from ``step`` on, so that no strike comes late; at least 1."""
-        due = min(self._due.values(), default=_NEVER)
-        if self._host_open_at is not None:
-            due = min(due, self._host_open_at)
-        return max(1, due - step)
+        return max(1, self._next - step)
 
     def after_turn(self, engine: Engine) -> None:
         """Let strike what is due, end what is over, and tell what struck copies meanwhile."""
-        self.tell_copies(engine)
+        if self._storage.strikes:
+            self.tell_copies(engine)
+        if engine.step < self._next:
+            return
         if self._host_open_at is not None and engine.step >= self._host_open_at:
             self._open_host(engine)
         for kind, due in self._due.items():
@@ -73,6 +74,7 @@ class FaultInjector:
                 self._due[kind] = self._next_strike(kind, engine.step)
                 if self._missing(engine, kind) is None:
                     self._strike(engine, kind, FAULTS[kind].count)
+        self._look_ahead()
 
     def tell_copies(self, engine: Engine) -> None:
         """Tell what struck copies since the last time."""
@@ -138,6 +140,11 @@ class FaultInjector:
             return step + 1
         return step + 1 + math.floor(math.log(1 - self._random[kind].random()) / math.log1p(-rate))
 
+    def _look_ahead(self) -> None:
+        """Note the next step at which something is due."""
+        due = min(self._due.values(), default=_NEVER)
+        self._next = due if self._host_open_at is None else min(due, self._host_open_at)
+
     def _missing(self, engine: Engine, kind: FaultKind) -> str | None:
         """Return what this kind would need and is not there; ``None`` when it can strike."""
         if kind == "lost-client" and self.lose_client is None and not engine.unfinished():
@@ -189,12 +196,14 @@ class FaultInjector:
         # Withheld like pinned blocks, the host's own operations and the laws need to know nothing of it.
         _withhold_host(engine.manager, True)
         self._host_open_at = engine.step + steps
+        self._look_ahead()
         return f"the host tier takes no more blocks until step {self._host_open_at}"
 
     def _open_host(self, engine: Engine) -> None:
         if self._host_open_at is not None:
             self._host_open_at = None
             _withhold_host(engine.manager, False)
+            self._look_ahead()
 
     def _tell(self, engine: Engine, kind: FaultKind, text: str) -> None:
         self.struck[kind] += 1

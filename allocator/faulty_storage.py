@@ -37,6 +37,10 @@ class FaultyStorage:
         rates: Probability with which each kind strikes a copy; kinds that strike no copies are ignored.
         seed: Seed of everything random.
         wait: Waits until an event is set, for so many seconds at most, and returns whether it was.
+
+    Attributes:
+        inner: The storage that does the work.
+        strikes: What struck copies and was not taken yet, oldest first.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class FaultyStorage:
         self._lock = threading.Lock()
         #: Copies still to be struck on purpose, and for how long each.
         self._armed: dict[FaultKind, tuple[int, float]] = {}
-        self._strikes: deque[Strike] = deque()
+        self.strikes: deque[Strike] = deque()
         self._stuck: list[str] = []
         self._released = threading.Event()
         self._closed = threading.Event()
@@ -92,11 +96,9 @@ class FaultyStorage:
 
     def take_strikes(self) -> list[Strike]:
         """Return what struck since the last call, oldest first."""
-        if not self._strikes:
-            return []
         with self._lock:
-            strikes = list(self._strikes)
-            self._strikes.clear()
+            strikes = list(self.strikes)
+            self.strikes.clear()
         return strikes
 
     # -- storage -------------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ class FaultyStorage:
             fails = self._drawn("failing-copy") is not None
             what = f"copy of {blocks} block{'' if blocks == 1 else 's'}, {job.source_tier} to {job.destination_tier}"
             if slow_s is not None:
-                self._strikes.append(Strike("slow-copy", f"{what}, takes {slow_s:g} s longer"))
+                self.strikes.append(Strike("slow-copy", f"{what}, takes {slow_s:g} s longer"))
         if slow_s is not None:
             self._wait(self._closed, slow_s)
         if stuck_s is not None:
@@ -121,7 +123,7 @@ class FaultyStorage:
         self.inner.copy(CopyJob(job.source_tier, job.sources[:good], job.destination_tier, job.destinations[:good]))
         text = f"{what}, failed after {good} of them"
         with self._lock:
-            self._strikes.append(Strike("failing-copy", text))
+            self.strikes.append(Strike("failing-copy", text))
         raise StorageError(f"injected: {text}")
 
     def resize(self, tier: Tier, num_blocks: int) -> None:
@@ -162,7 +164,7 @@ class FaultyStorage:
             released = self._released
             if self._closed.is_set():
                 return
-            self._strikes.append(Strike("stuck-executor", text))
+            self.strikes.append(Strike("stuck-executor", text))
             reason = f"executor stuck: {text} (injected)"
             self._stuck.append(reason)
         try:

@@ -777,7 +777,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- faults on purpose --
     Mutant(
-        "a turn skips a fault that is due", "faults.py", "faults", (("return max(1, due - step)", "return 1 << 40"),)
+        "a turn skips a fault that is due",
+        "faults.py",
+        "faults",
+        (("return max(1, self._next - step)", "return 1 << 40"),),
     ),
     Mutant(
         "a host tier once full stays full",
