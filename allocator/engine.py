@@ -894,7 +894,8 @@ class Engine:
         return tuple(pairs), len(at)
 
     def close(self) -> None:
-        """End the executor's thread and give all storage back."""
+        """Let stuck copies go, end the executor's thread and give all storage back."""
+        self.faults.release()
         self.copies.close()
         self.manager.storage.close()
 

@@ -61,6 +61,10 @@ class FaultInjector:
         """Return how many steps may be taken at once, from ``step`` on, so that no strike comes late; at least 1."""
         return max(1, self._next - step)
 
+    def release(self) -> None:
+        """Let stuck copies go on."""
+        self._storage.release()
+
     def after_turn(self, engine: Engine) -> None:
         """Let strike what is due, end what is over, and tell what struck copies meanwhile."""
         if self._storage.strikes:

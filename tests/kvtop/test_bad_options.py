@@ -25,12 +25,14 @@ REAL = {
     "--swap-ratio": ("0", "64", "-0.001", "64.001", "a number from 0 to 64"),
     "--watermark": ("0", "1", "-0.001", "1.001", "a number from 0 to 1"),
     "--compact-threshold": ("0", "1", "-0.001", "1.001", "a number from 0 to 1"),
+    "--copy-bandwidth": ("1e-6", "1000000", "0", "1000001", "a number of GB/s from 0.000001 to 1000000"),
     "--speed": ("1e-6", "1000000", "0", "1000001", "a number above 0 and at most 1000000, or max"),
     "--duration": ("0.001", "1e9", "0", "1e10", "a number of seconds above 0"),
 }
 NAMED = {
     "--geometry": "one of none, tiny, llama-3-8b, llama-3-70b, qwen-2.5-7b, mistral-7b, deepseek-v3",
     "--policy": "only fcfs",
+    "--executor": "one of thread, inline",
     "--preempt": "one of swap, recompute",
     "--eviction": "one of lru, fifo, lfu",
     "--compact": "one of off, manual, auto",
