@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         OutOfBlocks,
         Refused,
         RequestError,
+        SequenceGone,
         StorageError,
         UnknownSequence,
     )
@@ -62,6 +63,7 @@ __all__ = [
     "Refused",
     "Request",
     "RequestError",
+    "SequenceGone",
     "SharedPool",
     "Storage",
     "StorageError",
@@ -88,6 +90,7 @@ _HOMES: Final = {
         "OutOfBlocks",
         "Refused",
         "RequestError",
+        "SequenceGone",
         "StorageError",
         "UnknownSequence",
     ),

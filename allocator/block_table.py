@@ -79,6 +79,16 @@ class BlockTables:
         self._arena[self._start[rows] + used] = block_ids
         self.num_blocks[rows] = used + 1
 
+    def extend(self, row: int, block_ids: IdArray) -> None:
+        """Append all of ``block_ids`` to one row. [n]"""
+        used = int(self.num_blocks[row])
+        needed = used + len(block_ids)
+        if needed > self._capacity[row]:
+            self._grow(row, needed)
+        start = int(self._start[row])
+        self._arena[start + used : start + needed] = block_ids
+        self.num_blocks[row] = needed
+
     def last(self, rows: NDArray[np.int64]) -> IdArray:
         """Return the last block of each row; every row has one. [n]"""
         last: IdArray = self._arena[self._start[rows] + self.num_blocks[rows] - 1]
@@ -106,9 +116,9 @@ class BlockTables:
         at = np.repeat(self._start[rows] - ends + counts, counts) + np.arange(total, dtype=np.int64)
         self._arena[at] = remap[self._arena[at]]
 
-    def _grow(self, row: int) -> None:
+    def _grow(self, row: int, at_least: int = 0) -> None:
         ids = self.table(row).copy()
-        self._place(row, 2 * int(self._capacity[row]))
+        self._place(row, max(at_least, 2 * int(self._capacity[row])))
         start = self._start[row]
         self._arena[start : start + len(ids)] = ids
 

@@ -1,12 +1,13 @@
 """What a sequence's tokens are: requests, and the content that gives blocks their keys and stamps.
 
 A content knows a whole stream, prompt then output, because an embedded workload decides
-both beforehand. Three kinds: real tokens (chat, attached programs), block ids from a trace,
-and lengths alone.
+both beforehand. Three kinds: real tokens (chat), block ids from a trace,
+and lengths alone. Attached programs bring their tokens as they go: ``GrowingTokens``.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allocator.config import KeyHash
-from allocator.hashing import chain_keys
+from allocator.hashing import KeyChain, chain_keys
 from allocator.ids import BlockKey
 
 TokenArray = NDArray[np.int32]
@@ -160,6 +161,50 @@ class ForkedContent:
 
     def forked(self, at: int, nonce: int) -> Content:
         return ForkedContent(self, at, nonce)
+
+
+class GrowingTokens:
+    """Tokens of a sequence that nobody knows the end of, with the keys of its full blocks.
+
+    Args:
+        tokens: The first of them. [n] int32
+        block_size, salt, key_hash: Of its keys.
+
+    Attributes:
+        keys: Keys of the full blocks so far. [num_tokens // block_size]
+        num_tokens: Tokens so far.
+    """
+
+    __slots__ = ("_block_size", "_buffer", "_chain", "keys", "num_tokens")
+
+    def __init__(self, tokens: TokenArray, block_size: int, salt: bytes = b"", key_hash: KeyHash = "xxh3") -> None:
+        self._block_size = block_size
+        self._chain = KeyChain(block_size, salt, key_hash)
+        self._buffer = np.array(tokens, np.int32)
+        self.num_tokens = len(tokens)
+        self.keys = self._chain.extend(self._buffer)
+
+    def extend(self, tokens: TokenArray) -> None:
+        """Add tokens at the end. [n] int32"""
+        start, stop = self.num_tokens, self.num_tokens + len(tokens)
+        if stop > len(self._buffer):
+            # Replaced, not resized: views of the old one stay as they are.
+            grown = np.zeros(max(stop, 2 * len(self._buffer)), np.int32)
+            grown[:start] = self._buffer[:start]
+            self._buffer = grown
+        self._buffer[start:stop] = tokens
+        self.num_tokens = stop
+        self.keys += self._chain.extend(self.tokens(len(self.keys) * self._block_size, stop))
+
+    def tokens(self, start: int, stop: int) -> TokenArray:
+        """Return tokens ``start`` to ``stop``. A view. [stop - start]"""
+        return self._buffer[start:stop]
+
+    def copy(self) -> GrowingTokens:
+        """Return the same tokens, to go on by themselves."""
+        other = copy.copy(self)
+        other._chain, other.keys, other._buffer = self._chain.copy(), self.keys.copy(), self._buffer.copy()
+        return other
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ MAX_SUBMITTED = 10_000
 def plan(engine: Engine, command: Command) -> Plan:
     """Return what ``command`` would do; a refusal is a plan with its reason."""
     try:
-        return _plan(engine, command)
+        return _plan_alone(engine, command)
     except RequestError as error:
         return Plan(summary=command_name(command), refusal=str(error))
 
@@ -61,11 +61,11 @@ def apply(engine: Engine, command: Command) -> Outcome:
     """
     started = time.perf_counter()
     try:
-        intended = _plan(engine, command)
+        intended = _plan_alone(engine, command)
         if len(engine.copies) and not isinstance(command, SubmitLoad | SetWatermark | SetAutoCompaction):
             # What can be done at all finds no copy under way, and leaves none.
             engine.settle()
-            intended = _plan(engine, command)
+            intended = _plan_alone(engine, command)
         if intended.refusal:
             raise Refused(intended.refusal)
         message = _apply(engine, command)
@@ -75,6 +75,11 @@ def apply(engine: Engine, command: Command) -> Outcome:
         return Outcome(ok=False, message=str(error), seconds=time.perf_counter() - started)
     engine.emit("command", message)
     return Outcome(True, message, intended.moved_blocks, intended.moved_bytes, time.perf_counter() - started)
+
+
+def _plan_alone(engine: Engine, command: Command) -> Plan:
+    with engine.manager.lock:  # one view of the blocks, whatever attached programs do meanwhile
+        return _plan(engine, command)
 
 
 def _plan(engine: Engine, command: Command) -> Plan:
@@ -94,9 +99,13 @@ def _plan(engine: Engine, command: Command) -> Plan:
                 raise OutOfBlocks(needed, device.num_blocks)
             return Plan(summary=f"submit {count} requests of {needed} blocks each")
         case Cancel(seq_id):
-            sequence = _find(engine, seq_id)
-            blocks = _num_blocks(engine, sequence)
-            return Plan(summary=f"cancel sequence {seq_id}: {blocks} blocks released", sequences=(seq_id,))
+            attached = engine.clients.by_id.get(seq_id)
+            if attached is not None:
+                blocks = int(manager.tables.num_blocks[attached.row])
+                whose = f" of {attached.session.label}"
+            else:
+                blocks, whose = _num_blocks(engine, _find(engine, seq_id)), ""
+            return Plan(summary=f"cancel sequence {seq_id}{whose}: {blocks} blocks released", sequences=(seq_id,))
         case Fork(seq_id):
             table = _running_table(engine, seq_id)
             return Plan(
@@ -211,7 +220,10 @@ def _apply(engine: Engine, command: Command) -> str:
                 engine.submit(request)
             return f"{_count(count, 'request')} submitted"
         case Cancel(seq_id):
-            engine.cancel(_find(engine, seq_id))
+            if seq_id in engine.clients.by_id:
+                engine.clients.cancel(seq_id)
+            else:
+                engine.cancel(_find(engine, seq_id))
             return f"sequence {seq_id} cancelled"
         case Fork(seq_id):
             child = engine.fork(_find(engine, seq_id))
@@ -227,15 +239,15 @@ def _apply(engine: Engine, command: Command) -> str:
                 raise Refused("the copy failed; see the events")
             return f"sequence {seq_id} swapped in"
         case Compact(goal, run_blocks, max_moves):
-            moves = manager.plan_compaction(goal, run_blocks, max_moves)
-            if moves.stages:
-                engine.run_moves(moves, "manual")
+            moves = engine.run_moves(lambda: manager.plan_compaction(goal, run_blocks, max_moves), "manual")
             left = f", {moves.left} moves left by the budget" if moves.left else ""
             return f"compacted, {goal}: {_count(moves.moved_blocks, 'block')} moved{left}"
         case Resize(num_blocks):
             return engine.resize(num_blocks)
         case EvictCached(num_blocks):
-            return f"{_count(manager.device.evict(num_blocks), 'cached block')} evicted"
+            with manager.lock:
+                evicted = manager.device.evict(num_blocks)
+            return f"{_count(evicted, 'cached block')} evicted"
         case Pin(block_ids):
             manager.pin(np.asarray(block_ids, np.int64))
             return f"{_count(len(block_ids), 'block')} pinned"
@@ -263,6 +275,8 @@ def _count(n: int, noun: str) -> str:
 
 def _find(engine: Engine, seq_id: int) -> Sequence:
     sequence = engine.scheduler.find(seq_id)
+    if sequence is None and seq_id in engine.clients.by_id:
+        raise Refused(f"sequence {seq_id} is an attached program's: it can be cancelled, the rest is for its program")
     if sequence is None:
         raise UnknownSequence(seq_id)
     return sequence
@@ -321,7 +335,9 @@ def _move_plan(engine: Engine, summary: str, moves: MovePlan, num_blocks: int) -
         ids = remap[ids]
     common = min(num_blocks, pool.num_blocks)
     state[:common], flags[:common] = work[:common], work_flags[:common]
-    sequences = tuple(sorted(int(s.seq_id) for s in engine.scheduler.running if s.row in touched))
+    own = [int(s.seq_id) for s in engine.scheduler.running if s.row in touched]
+    attached = [s.seq_id for s in engine.clients.sequences() if s.row in touched]
+    sequences = tuple(sorted(own + attached))
     return Plan(
         summary=f"{summary}: {_count(moves.moved_blocks, 'block')} moved"
         + (f", {moves.left} more left by the budget" if moves.left else ""),

@@ -7,6 +7,7 @@ come in between turns, through ``plan`` and ``apply``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from allocator import control, invariants
 from allocator.block_map import BlockArrays
+from allocator.clients import AttachedSequence, ClientRegistry
 from allocator.commands import Command
 from allocator.config import STEP_S, EngineConfig
 from allocator.content import Request, slot_stamps
@@ -43,6 +45,7 @@ CompactionTrigger = Literal["manual", "threshold"]
 #: Steps between two looks at fragmentation in auto mode: once a virtual second.
 COMPACT_EVERY_STEPS: Final = 40
 _EVENTS_KEPT: Final = 4096
+_NOTHING: Final = Counters()
 
 
 class Engine:
@@ -90,12 +93,13 @@ class Engine:
         self._counters = Counters()
         self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
         self._num_events = 0
-        self._num_sequences = 0
+        self._seq_ids = itertools.count()
         self._requests = iter(requests)
         self._next_request: Request | None = None
         self._fetch()
         self._next_compaction_look = COMPACT_EVERY_STEPS
         self._evictions_told = 0
+        self.clients = ClientRegistry(self.manager, self._new_seq_id, self._client_keep)
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -106,13 +110,21 @@ class Engine:
 
     @property
     def done(self) -> bool:
-        """Whether no request is left and none is unfinished."""
-        return self._next_request is None and not self.scheduler.running and not self.scheduler.waiting
+        """Whether no request is left, none is unfinished, and no attached program holds a sequence."""
+        if self._next_request is not None or self.scheduler.running or self.scheduler.waiting:
+            return False
+        return self.clients.num_sequences == 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing of its own runs while attached programs hold sequences: a step is no work, only time."""
+        return not self.scheduler.running and self.clients.num_sequences > 0
 
     @property
     def counters(self) -> Counters:
         """Totals up to this step."""
         counters, manager = self._counters, self.manager
+        self._hear_clients()
         counters.evictions = manager.device.num_evicted
         counters.allocated_blocks = manager.device.num_allocated
         counters.freed_blocks = manager.device.num_freed
@@ -207,6 +219,11 @@ class Engine:
                 if first
                 else "every waiting sequence is held by the operator"
             )
+        if self.is_waiting:
+            if self.stuck_reason is not None:
+                self.stuck_reason += f"; attached programs hold {self.clients.num_blocks} blocks"
+            self.step += 1
+            return 1
         if self._next_request is None or (self.config.serial and self.scheduler.waiting):
             return 0
         steps = min(budget, max(1, self._arrival_step(self._next_request) - self.step))
@@ -237,8 +254,7 @@ class Engine:
     def submit(self, request: Request) -> SeqId | None:
         """Queue a request; return its sequence id, or ``None`` when it can never fit and is refused."""
         config, counters = self.config, self._counters
-        seq_id = SeqId(self._num_sequences)
-        self._num_sequences += 1
+        seq_id = self._new_seq_id()
         counters.submitted += 1
         needed = self.manager.blocks_for(request.content.num_tokens)
         if needed > self.manager.device.num_blocks:
@@ -266,6 +282,21 @@ class Engine:
             )
         )
         return seq_id
+
+    def _new_seq_id(self) -> SeqId:
+        return SeqId(next(self._seq_ids))
+
+    def _client_keep(self) -> int:
+        """Return the blocks an attached program's new sequence must leave; none while it is alone."""
+        if not self.scheduler.running and not self.clients.num_sequences:
+            return 0
+        return math.ceil(self.watermark_ratio * self.manager.device.num_blocks)
+
+    def _hear_clients(self) -> None:
+        """Record what attached programs have done since the last time."""
+        if self.clients.news or self.clients.counts != _NOTHING:
+            for news in self.clients.drain(self._counters):
+                self.emit(*news)
 
     # -- scheduling ----------------------------------------------------------------------------------
 
@@ -624,8 +655,7 @@ class Engine:
         assert sequence.row is not None
         manager = self.manager
         at = int(manager.tables.num_tokens[sequence.row])
-        seq_id = SeqId(self._num_sequences)
-        self._num_sequences += 1
+        seq_id = self._new_seq_id()
         content = sequence.content.forked(at, nonce=seq_id)
         child = Sequence(
             seq_id,
@@ -667,6 +697,10 @@ class Engine:
     # -- compaction ----------------------------------------------------------------------------------
 
     def _compact_if_fragmented(self) -> None:
+        with self.manager.lock:  # attached programs may take what a plan counts on between plan and move
+            self._compact_above_threshold()
+
+    def _compact_above_threshold(self) -> None:
         shape = self.manager.shape()
         lengths = run_lengths(shape.free | shape.cached, shape.slab_size)
         before = external_ratio(int(lengths.max(initial=0)), int(lengths.sum()))
@@ -722,19 +756,27 @@ class Engine:
         text = f"compaction ({run.trigger}): {run.moved_blocks} blocks moved"
         self.emit("compact", f"{text}, ended early: {run.error}" if run.error else text, None, run.moved_blocks)
 
-    def run_moves(self, plan: MovePlan, trigger: CompactionTrigger) -> int:
-        """Carry out a compaction plan now; return the bytes moved.
+    def run_moves(self, make_plan: Callable[[], MovePlan], trigger: CompactionTrigger) -> MovePlan:
+        """Carry out a compaction now; return its plan.
+
+        Args:
+            make_plan: Makes the plan; no attached program can take its blocks before the first stage has begun.
+            trigger: Why.
 
         Raises:
             StorageError: A copy failed; block tables name the blocks from before that stage.
             Refused: Blocks changed since the plan was made, or a copy has not ended within the bound.
         """
         self.settle()
-        run = self.start_moves(plan, trigger)
+        with self.manager.lock:
+            plan = make_plan()
+            if not plan.stages:
+                return plan
+            run = self.start_moves(plan, trigger)
         self.settle()
         if run.error is not None:
             raise run.error
-        return run.moved_bytes
+        return plan
 
     def resize(self, num_blocks: int) -> str:
         """Grow or shrink the device pool; return what was done in words.
@@ -779,7 +821,9 @@ class Engine:
         try:
             invariants.check_manager(self.manager)
             if self.config.stamp:
-                invariants.check_contents(self.manager, self.unfinished())
+                with self.manager.lock:
+                    holders: list[invariants.Holder] = [*self.unfinished(), *self.clients.sequences()]
+                    invariants.check_contents(self.manager, holders)
         except InvariantViolation as violation:
             self._counters.integrity_faults += 1
             by_law = list(self._counters.faults_by_law)
@@ -813,6 +857,7 @@ class Engine:
     def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
         """Return the state at this step boundary; ``phase``, ``speed`` and ``steps_per_s`` are the caller's to know."""
         manager, config, scheduler = self.manager, self.config, self.scheduler
+        sequences, num_attached = self._sequence_rows()
         swapped = sum(1 for s in scheduler.waiting if s.status is Status.SWAPPED)
         return Snapshot(
             step=self.step,
@@ -833,20 +878,27 @@ class Engine:
             compact=self.compact,
             compact_threshold_ratio=self.compact_threshold_ratio,
             watermark_ratio=self.watermark_ratio,
-            num_running=len(scheduler.running),
+            num_running=len(scheduler.running) + num_attached,
             num_waiting=len(scheduler.waiting) - swapped,
             num_swapped=swapped,
             counters=msgspec.structs.replace(self.counters),
-            sequences=self._sequence_rows(),
+            sequences=sequences,
             events=self.events_from(next_event),
             notes=(*((self.stuck_reason,) if self.stuck_reason else ()), *self.faults.notes()),
         )
 
-    def _sequence_rows(self) -> tuple[SequenceRow, ...]:
+    def _sequence_rows(self) -> tuple[tuple[SequenceRow, ...], int]:
+        """Return the rows of all unfinished sequences, and how many attached programs hold."""
+        with self.manager.lock:
+            attached: list[Sequence | AttachedSequence] = [*self.clients.sequences()]
+            everyone = [*self.scheduler.running, *attached, *self.scheduler.waiting]
+            return self._rows_of(everyone[:MAX_SEQUENCES]), len(attached)
+
+    def _rows_of(self, sequences: Iterable[Sequence | AttachedSequence]) -> tuple[SequenceRow, ...]:
         manager = self.manager
         shared, runs = manager.row_numbers()
         rows = []
-        for sequence in self.unfinished()[:MAX_SEQUENCES]:
+        for sequence in sequences:
             tables, row = manager.tables, sequence.row
             if row is None and sequence.host_row is not None:
                 tables, row = manager.host_tables, sequence.host_row
@@ -880,21 +932,28 @@ class Engine:
 
     def table(self, seq_id: int) -> IdArray | None:
         """Return a sequence's device block table; ``None`` when it has none. [n]"""
-        sequence = self.scheduler.find(seq_id)
-        if sequence is None or sequence.row is None:
-            return None
-        return self.manager.tables.table(sequence.row).copy()
+        with self.manager.lock:
+            sequence = self.scheduler.find(seq_id) or self.clients.by_id.get(seq_id)
+            if sequence is None or sequence.row is None:
+                return None
+            return self.manager.tables.table(sequence.row).copy()
 
     def holders(self, block_id: int, limit: int = 64) -> tuple[tuple[tuple[int, int], ...], int]:
         """Return up to ``limit`` (sequence id, position) pairs that name a device block, and how many there are."""
-        rows, position, ids = self.manager.tables.entries()
-        at = np.flatnonzero(ids == block_id)
-        by_row = {**self.scheduler.by_row, **self._moving}
-        pairs = [(int(by_row[int(rows[i])].seq_id), int(position[i])) for i in at[:limit].tolist()]
-        return tuple(pairs), len(at)
+        with self.manager.lock:
+            rows, position, ids = self.manager.tables.entries()
+            at = np.flatnonzero(ids == block_id)
+            by_row: dict[int, Sequence | AttachedSequence] = {
+                **self.clients.by_row,
+                **self.scheduler.by_row,
+                **self._moving,
+            }
+            pairs = [(int(by_row[int(rows[i])].seq_id), int(position[i])) for i in at[:limit].tolist()]
+            return tuple(pairs), len(at)
 
     def close(self) -> None:
-        """Let stuck copies go, end the executor's thread and give all storage back."""
+        """End attached programs' sequences, let stuck copies go, end the executor's thread and give all storage back."""
+        self.clients.close()
         self.faults.release()
         self.copies.close()
         self.manager.storage.close()

@@ -7,6 +7,7 @@ AllocatorError
 │   ├── NoContiguousRun    enough blocks, but no run of them long enough
 │   ├── NotHeld            a release or copy of something the caller does not hold
 │   ├── UnknownSequence    no such sequence
+│   ├── SequenceGone       an attached program's sequence that has ended, with the reason
 │   └── Refused            the operation does not apply now, with the reason
 ├── StorageError           memory could not be had, or a copy failed; tables are as they were
 └── InvariantViolation     a law of DESIGN.md section 4 is broken: our bug
@@ -64,6 +65,14 @@ class UnknownSequence(RequestError):
     def __init__(self, seq_id: int) -> None:
         super().__init__(f"no sequence {seq_id}")
         self.seq_id = seq_id
+
+
+class SequenceGone(RequestError):
+    """The sequence has ended and its blocks were released: by its program, by an operator, or with the engine."""
+
+    def __init__(self, seq_id: int, reason: str) -> None:
+        super().__init__(f"sequence {seq_id} is gone: {reason}")
+        self.seq_id, self.reason = seq_id, reason
 
 
 class Refused(RequestError):

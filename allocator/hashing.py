@@ -7,6 +7,7 @@ processes. It is not cryptographic, which is why the prefix cache compares token
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import struct
 
@@ -29,17 +30,36 @@ def chain_keys(
         salt: Isolates tenants: other salts give other keys.
         algorithm: ``xxh3``, or ``sha256`` where keys must not be forged.
     """
-    data = np.ascontiguousarray(tokens, np.int32).tobytes()
-    step = 4 * block_size
-    pieces = struct.unpack_from(f"{step}s" * (len(data) // step), data)
-    if algorithm == "xxh3":
+    return KeyChain(block_size, salt, algorithm).extend(tokens)
+
+
+class KeyChain:
+    """The chain of keys of one stream, to be extended as the stream grows; arguments as in ``chain_keys``."""
+
+    def __init__(self, block_size: int, salt: bytes = b"", algorithm: KeyHash = "xxh3") -> None:
+        self._step = 4 * block_size
         digest = xxhash.xxh3_128_digest
-        parent = digest(salt)
-        return [parent := digest(parent + piece) for piece in pieces]
-    # One running hash: its digest after a block is a hash of the whole prefix.
-    state = hashlib.sha256(hashlib.sha256(salt).digest())
-    keys = []
-    for piece in pieces:
-        state.update(piece)
-        keys.append(state.digest()[:16])
-    return keys
+        self._parent = digest(salt)
+        # One running hash: its digest after a block is a hash of the whole prefix.
+        self._state = None if algorithm == "xxh3" else hashlib.sha256(hashlib.sha256(salt).digest())
+
+    def extend(self, tokens: NDArray[np.int32]) -> list[BlockKey]:
+        """Return the keys of the next full blocks; tokens beyond them are left out. [len(tokens) // block_size]"""
+        data = np.ascontiguousarray(tokens, np.int32).tobytes()
+        pieces = struct.unpack_from(f"{self._step}s" * (len(data) // self._step), data)
+        if self._state is None:
+            digest, parent = xxhash.xxh3_128_digest, self._parent
+            keys = [parent := digest(parent + piece) for piece in pieces]
+            self._parent = parent
+            return keys
+        keys, state = [], self._state
+        for piece in pieces:
+            state.update(piece)
+            keys.append(state.digest()[:16])
+        return keys
+
+    def copy(self) -> KeyChain:
+        """Return a chain that goes on from here by itself."""
+        other = copy.copy(self)
+        other._state = None if self._state is None else self._state.copy()
+        return other

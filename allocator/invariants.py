@@ -7,17 +7,17 @@ from the block tables, so a counter that drifted cannot hide.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
 from allocator.block_table import BlockTables
-from allocator.content import slot_stamps
+from allocator.content import TokenArray, slot_stamps
 from allocator.errors import InvariantViolation
 from allocator.facts import CACHED, FREE, HOLDERS_MASK, KEY, RESERVED, SHARED
 from allocator.ids import BlockFlag, Tier
 from allocator.manager import BlockManager
 from allocator.pool import BlockPool
-from allocator.sequence import Sequence
 
 
 def check_manager(manager: BlockManager) -> None:
@@ -38,7 +38,29 @@ def check_manager(manager: BlockManager) -> None:
             raise InvariantViolation(2, f"row {rows[at]} has {blocks[at]} blocks for {tokens[at]} tokens")
 
 
-def check_contents(manager: BlockManager, sequences: Iterable[Sequence]) -> None:
+class _Known(Protocol):
+    """The part of a content that says what should be there."""
+
+    def tokens(self, start: int, stop: int) -> TokenArray: ...
+
+
+class Holder(Protocol):
+    """What a check of contents needs to know of a sequence, the engine's own or an attached program's."""
+
+    @property
+    def seq_id(self) -> int: ...
+
+    @property
+    def content(self) -> _Known: ...
+
+    @property
+    def row(self) -> int | None: ...
+
+    @property
+    def host_row(self) -> int | None: ...
+
+
+def check_contents(manager: BlockManager, sequences: Iterable[Holder]) -> None:
     """Check law 5: every slot of every sequence, in either tier, reads back its own stamp.
 
     Raises:
@@ -49,9 +71,9 @@ def check_contents(manager: BlockManager, sequences: Iterable[Sequence]) -> None
             _check_tier_contents(manager, tier, list(sequences))
 
 
-def _check_tier_contents(manager: BlockManager, tier: Tier, sequences: list[Sequence]) -> None:
+def _check_tier_contents(manager: BlockManager, tier: Tier, sequences: list[Holder]) -> None:
     tables = manager.tables if tier == "device" else manager.host_tables
-    holders: list[Sequence] = []
+    holders: list[Holder] = []
     slots, tokens, positions = [], [], []
     for sequence in sequences:
         row = sequence.row if tier == "device" else sequence.host_row

@@ -221,7 +221,27 @@ class BlockManager:
 
     def write(self, rows: Rows, num_tokens: int) -> None:
         """Count ``num_tokens`` more tokens as written in each row; their blocks are there already."""
-        self.tables.num_tokens[rows] += num_tokens
+        with self.lock:  # another thread's new row may replace the array between its reading and its writing
+            self.tables.num_tokens[rows] += num_tokens
+
+    def grow(self, row: int, num_tokens: int) -> None:
+        """Make room for ``num_tokens`` more tokens of one row and count them as written.
+
+        Raises:
+            OutOfBlocks: Too few blocks for all of them; nothing changes.
+            StorageError: The copy of a shared last block failed; nothing changes.
+        """
+        with self.lock:
+            tables = self.tables
+            written, num_blocks = int(tables.num_tokens[row]), int(tables.num_blocks[row])
+            fresh = self.blocks_for(written + num_tokens) - num_blocks
+            is_copied = written < num_blocks * self.block_size and len(self._shared_tails(np.array([row]))) > 0
+            self._require(fresh + is_copied, 0)
+            if is_copied:
+                self._copy_on_write(row)
+            if fresh:
+                tables.extend(row, np.asarray(self.device.allocate(fresh), np.int64))
+            tables.num_tokens[row] = written + num_tokens
 
     def free(self, row: int) -> None:
         """Release a row's blocks, tail first, and forget the row."""
@@ -418,17 +438,20 @@ class BlockManager:
 
     def row_numbers(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return how many blocks each device row shares, and in how many runs its table lies. [rows], [rows]"""
-        rows, position, ids = self.tables.entries()
-        shared = (self.device.facts.state[ids] & SHARED) != 0
-        starts = run_starts(ids, self.device.slab_size) | (position == 0)
-        n = len(self.tables.num_blocks)
+        with self.lock:
+            rows, position, ids = self.tables.entries()
+            shared = (self.device.facts.state[ids] & SHARED) != 0
+            starts = run_starts(ids, self.device.slab_size) | (position == 0)
+            n = len(self.tables.num_blocks)
         return np.bincount(rows[shared], minlength=n), np.bincount(rows[starts], minlength=n)
 
     def slots(self, tier: Tier, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return the slots of a row's tokens ``start`` to ``stop``. [stop - start]"""
         tables = self.tables if tier == "device" else self.host_tables
         positions = np.arange(start, stop, dtype=np.int64)
-        return tables.table(row)[positions // self.block_size] * self.block_size + positions % self.block_size
+        with self.lock:
+            blocks = tables.table(row)[positions // self.block_size]
+        return blocks * self.block_size + positions % self.block_size
 
     # -- for transfers, under the lock ---------------------------------------------------------------
 

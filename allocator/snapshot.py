@@ -63,7 +63,7 @@ class SequenceRow(msgspec.Struct, frozen=True):
         reason: Why it waits; empty when it does not.
         num_prompt: Prompt tokens.
         num_tokens: Tokens whose keys and values are written.
-        num_target: Tokens at which it finishes.
+        num_target: Tokens at which it finishes; ``None`` for an attached program's, which nobody knows the end of.
         num_blocks: Blocks in its table, in either tier.
         shared_blocks: Of these, blocks with other holders too.
         hit_blocks: Blocks the prefix cache gave at admission.
@@ -78,7 +78,7 @@ class SequenceRow(msgspec.Struct, frozen=True):
     reason: str
     num_prompt: int
     num_tokens: int
-    num_target: int
+    num_target: int | None
     num_blocks: int
     shared_blocks: int
     hit_blocks: int

@@ -19,7 +19,7 @@ PATIENCE_STEPS: Final = 1000
 
 
 class ProgressWatch:
-    """Law 7: while a request is unfinished, tokens are computed or requests end."""
+    """Law 7: while a request is unfinished, tokens are computed or requests end, or attached programs hold the pool."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -35,7 +35,7 @@ class ProgressWatch:
         c, step = self._engine.counters, self._engine.step
         ended = c.finished + c.cancelled + c.refused
         moved = c.prompt_tokens + c.generated_tokens + ended
-        if moved != self._seen or c.submitted == ended:
+        if moved != self._seen or c.submitted == ended or self._engine.is_waiting:
             self._seen, self._since_step = moved, step
         elif step - self._since_step >= PATIENCE_STEPS:
             reason = self._engine.stuck_reason or "no reason given"

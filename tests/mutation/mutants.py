@@ -563,8 +563,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "hashing prefix_exact",
         (
             (
-                "return [parent := digest(parent + piece) for piece in pieces]",
-                "return [digest(piece) for piece in pieces]",
+                "keys = [parent := digest(parent + piece) for piece in pieces]",
+                "keys = [digest(piece) for piece in pieces]",
             ),
         ),
     ),
@@ -572,13 +572,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "sha256 keys without what came before",
         "hashing.py",
         "hashing prefix_exact",
-        (("        state.update(piece)\n", "        state = hashlib.sha256(piece)\n"),),
+        (("            state.update(piece)\n", "            state = hashlib.sha256(piece)\n"),),
     ),
     Mutant(
         "no salt",
         "hashing.py",
         "hashing prefix_exact",
-        (("        parent = digest(salt)\n", '        parent = digest(b"")\n'),),
+        (("        self._parent = digest(salt)\n", '        self._parent = digest(b"")\n'),),
     ),
     # -- prefix_cache --
     Mutant(
