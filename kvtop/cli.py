@@ -203,6 +203,7 @@ _ENGINE_OPTIONS: Final = (
         f"To be survived: {', '.join(k for k in FAULT_KINDS if FAULTS[k].caught_by is None)}. "
         f"To be caught, so that check fails: {', '.join(k for k in FAULT_KINDS if FAULTS[k].caught_by)}.",
     ),
+    _option("--publish", metavar="NAME", help="Let programs attach by this name: kvtop.attach('local:NAME')."),
     _option("--metrics-port", type=_whole(0, 65535), help="Serve Prometheus metrics; 0 takes a free port."),
     _option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1)."),
 )
@@ -259,6 +260,7 @@ def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
 
     return run_console(
         engine_options(ctx, params, speed=1.0),
+        publish=params["publish"],
         max_steps=params["steps"],
         metrics=_metrics(params),
         in_process=in_process,
@@ -295,7 +297,7 @@ def check_command(ctx: click.Context, /, threads: int | None, **params: Any) -> 
     """
     if threads is None:
         return _run_headless(ctx, params, is_check=True)
-    for name in ("trace", "duration", "until_done", "metrics_port", "inject"):
+    for name in ("trace", "duration", "until_done", "metrics_port", "inject", "publish"):
         if params[name]:
             raise UserError(f"--{name.replace('_', '-')}: not together with --threads, which runs no engine")
     from kvtop.headless import run_threads
@@ -371,6 +373,7 @@ def _run_headless(ctx: click.Context, params: Params, *, is_check: bool) -> int:
         options,
         Bounds(params["steps"], params["duration"], params["until_done"]),
         metrics=_metrics(params),
+        publish=params["publish"],
         as_json=params["as_json"],
         is_check=is_check,
         started_s=started_s,
@@ -383,10 +386,12 @@ def engine_options(ctx: click.Context, params: Params, *, speed: float | None) -
     Raises:
         UserError: Two options contradict each other.
     """
-    from kvtop.engine_setup import EngineOptions
+    from kvtop.engine_setup import ATTACHED, EngineOptions
 
     _refuse_both(ctx, params, "num_swap_blocks", "swap_ratio")
     _refuse_both(ctx, params, "workload", "trace")
+    if params["workload"] == ATTACHED and params["publish"] is None:
+        raise UserError(f"--workload {ATTACHED}: only together with --publish NAME, by which programs attach")
     if params["trace"] is None and (params["trace_format"] is not None or params["skip_bad"]):
         option = "--skip-bad" if params["trace_format"] is None else f"--trace-format {params['trace_format']}"
         raise UserError(f"{option}: only together with --trace FILE")

@@ -6,6 +6,7 @@ for torch or for a trace to be read before seeing anything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -30,7 +31,12 @@ class _Stream(Protocol):
 
 
 def run_console(
-    options: EngineOptions, *, max_steps: int | None, metrics: MetricsAddress | None, in_process: bool
+    options: EngineOptions,
+    *,
+    max_steps: int | None,
+    metrics: MetricsAddress | None,
+    in_process: bool,
+    publish: str | None = None,
 ) -> int:
     """Open the console on an embedded engine and return its exit code once it is closed.
 
@@ -39,6 +45,7 @@ def run_console(
         max_steps: Steps after which it stands still; ``None`` is no limit.
         metrics: Where to serve metrics meanwhile.
         in_process: Run the engine in this process instead of a child.
+        publish: The name by which programs may attach meanwhile.
 
     Raises:
         UserError: There is no terminal to draw on, an option is wrong, or the port is taken.
@@ -47,7 +54,7 @@ def run_console(
     check_options(options)
     from kvtop.tui.app import KvtopApp
 
-    session = Session(options, max_steps=max_steps, in_process=in_process)
+    session = Session(options, max_steps=max_steps, in_process=in_process, publish=publish)
     exporter = None
     try:
         if metrics is not None:
@@ -83,10 +90,18 @@ def require_terminal(
 class Session:
     """Starts engines for the screen, one at a time, and keeps the newest attachment within reach of the exporter."""
 
-    def __init__(self, options: EngineOptions, *, max_steps: int | None = None, in_process: bool = False) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        *,
+        max_steps: int | None = None,
+        in_process: bool = False,
+        publish: str | None = None,
+    ) -> None:
         self._options = options
         self._max_steps = max_steps
         self._in_process = in_process
+        self._publish = publish
         self._lock = threading.Lock()
         self._attachment: Attachment | None = None
         self._starting: EngineProcess | None = None
@@ -131,7 +146,7 @@ class Session:
         from kvtop.engine_process import EngineProcess
         from kvtop.sources.local import LocalOperations, LocalSource
 
-        process = EngineProcess.start(self._options, max_steps=self._max_steps)
+        process = EngineProcess.start(self._options, max_steps=self._max_steps, publish=self._publish)
         with self._lock:
             self._starting = process
             is_closed = self._is_closed
@@ -152,7 +167,14 @@ class Session:
         from kvtop.sources.in_process import InProcessOperations, InProcessSource
 
         engine, notes = build_engine(self._options)
+        with contextlib.ExitStack() as opened:
+            opened.callback(engine.close)
+            if self._publish is not None:
+                from kvtop.server import PublishedEngine
+
+                opened.callback(PublishedEngine(self._publish, engine.clients).close)
+            closing = opened.pop_all()
         runner = EngineRunner(engine, speed=self._options.speed, max_steps=self._max_steps, notes=notes)
-        source = InProcessSource(runner, on_close=engine.close)
+        source = InProcessSource(runner, on_close=closing.close)
         source.start()
         return Attachment(source, InProcessOperations(runner))

@@ -31,7 +31,7 @@ from allocator.errors import ConfigError
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, KvtopError, SourceError, UserError
 from kvtop.runner import EngineRunner, SteppedEngine
-from kvtop.server import EngineServer
+from kvtop.server import EngineServer, PublishedEngine
 from kvtop.wire import Client, Hello, StartFailed, WireTimeout, server_connection
 
 #: Seconds the child has to end by itself when asked, and after the next, ruder signal.
@@ -54,11 +54,13 @@ class StartOrder(msgspec.Struct, frozen=True):
         options: The engine, and its speed.
         paused: Start paused.
         max_steps: Steps after which the run is done; ``None`` is no limit.
+        publish: The name by which programs may attach.
     """
 
     options: EngineOptions
     paused: bool = False
     max_steps: int | None = None
+    publish: str | None = None
 
 
 # ---- the parent's side
@@ -80,6 +82,7 @@ class EngineProcess:
         *,
         paused: bool = False,
         max_steps: int | None = None,
+        publish: str | None = None,
         command: Sequence[str] | None = None,
     ) -> EngineProcess:
         """Start the child and return at once; ``wait_ready`` says how that went.
@@ -88,12 +91,13 @@ class EngineProcess:
             options: The engine, and its speed.
             paused: Start paused.
             max_steps: Steps after which the run is done; ``None`` is no limit.
+            publish: The name by which programs may attach.
             command: The program and its first arguments; by default this module in this interpreter.
 
         Raises:
             KvtopError: The process cannot be started.
         """
-        return cls(StartOrder(options, paused, max_steps), command or _CHILD_COMMAND)
+        return cls(StartOrder(options, paused, max_steps, publish), command or _CHILD_COMMAND)
 
     def __init__(self, order: StartOrder, command: Sequence[str]) -> None:
         self._lock = threading.Lock()
@@ -280,14 +284,22 @@ def main(arguments: Sequence[str]) -> int:
     lifeline = _Lifeline()
     lifeline.watch()
     socks = [socket.socket(fileno=fd) for fd in (observe_fd, command_fd)]
+    published: PublishedEngine | None = None
     try:
         engine, notes = build_engine(order.options)
-    except (UserError, ConfigError) as error:
-        return _refuse(socks, StartFailed(str(error), UserError.exit_code))
+        if order.publish is not None:
+            published = PublishedEngine(order.publish, engine.clients)
+    except (KvtopError, ConfigError) as error:
+        exit_code = error.exit_code if isinstance(error, KvtopError) else UserError.exit_code
+        return _refuse(socks, StartFailed(str(error), exit_code))
     except Exception as error:
         text = str(error) or "out of memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
         return _refuse(socks, StartFailed(f"the engine could not be built: {text}", EXIT_FAILED))
-    serve(engine, notes, order, map_fd, socks, lifeline)
+    try:
+        serve(engine, notes, order, map_fd, socks, lifeline)
+    finally:
+        if published is not None:
+            published.close()
     return 0
 
 

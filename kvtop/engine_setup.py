@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from allocator.engine import Engine
 
 DEFAULT_BLOCK_SIZE: Final = 16
+#: The workload without requests of its own.
+ATTACHED: Final = "attached"
 #: Share of the device pool that swap space should have, so that preemption by swap rarely falls back to recompute.
 MIN_SWAP_RATIO: Final = 0.5
 #: What the allocator keeps about a block, roughly, while nothing is cached. [bytes]
@@ -78,6 +80,11 @@ class EngineOptions(msgspec.Struct, frozen=True):
     def is_endless(self) -> bool:
         """Whether requests keep coming for ever."""
         return self.trace is None
+
+    @property
+    def takes_all_load(self) -> bool:
+        """Whether attached programs are all the load there is."""
+        return self.trace is None and self.workload == ATTACHED
 
 
 @dataclass(frozen=True, slots=True)

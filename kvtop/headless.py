@@ -1,7 +1,7 @@
 """The engine without a screen: ``kvtop run`` and ``kvtop check``. Progress on stderr, the report on stdout.
 
-The engine runs on the calling thread and nobody else touches it: once a second, while metrics are
-served, the loop leaves a frozen view for the exporter's thread to read.
+The engine runs on the calling thread; attached programs use its blocks from threads of their own. Once a second, while
+metrics are served, the loop leaves a frozen view for the exporter's thread to read.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from kvtop.report import Report, build_report, to_json, to_text
 if TYPE_CHECKING:
     from allocator.engine import Engine
     from kvtop.exporter import Exporter
+    from kvtop.server import PublishedEngine
 
 #: Bound of an endless workload when none is asked for.
 DEFAULT_STEPS: Final = 10_000
@@ -118,6 +119,8 @@ def bounds_for(options: EngineOptions, asked: Bounds) -> tuple[Bounds, tuple[str
     """
     if asked.until_done and options.is_endless:
         raise UserError(f"--until-done: the workload {options.workload} never ends; give --steps or --duration")
+    if options.takes_all_load:
+        return asked, (f"the workload {options.workload} never ends: Ctrl-C stops it, or --duration",)
     if options.is_endless and asked == Bounds():
         note = f"the workload {options.workload} never ends: stopping after {count(DEFAULT_STEPS)} steps (--steps N)"
         return Bounds(steps=DEFAULT_STEPS), (note,)
@@ -132,18 +135,20 @@ def drive(
     stop: Callable[[], Ending | None],
     after_turn: Callable[[float], None],
     max_turn: int = _MAX_TURN,
+    keep_open: bool = False,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Drive:
     """Advance ``engine`` until a bound, its end, or a stop; return why it ended.
 
     Args:
-        engine: The engine; nobody else may touch it meanwhile.
+        engine: The engine; attached programs aside, nobody else may touch it meanwhile.
         bounds: When to end at the latest.
         speed: Virtual seconds a real second; ``None`` is as fast as possible.
         stop: Asked before every turn; an answer ends the drive.
         after_turn: Called after every turn with the time.
         max_turn: Most steps one turn may cover.
+        keep_open: Whether attached programs may still come when every request has ended.
         clock, sleep: Real time. [s]
     """
     started_s, engine_s, first_step, first_time_s = clock(), 0.0, engine.step, engine.time_s
@@ -160,6 +165,10 @@ def drive(
             budget = min(turn, bounds.steps - (engine.step - first_step))
             if budget <= 0:
                 ending = Ending.STEPS
+        # Waiting for attached programs is no work: it goes at the pace of real time.
+        is_waiting = speed is None and engine.is_waiting
+        if is_waiting:
+            budget = min(budget, 1)
         if ending is not None:
             return Drive(ending, engine_s)
         if speed is not None:
@@ -174,8 +183,11 @@ def drive(
             after_turn(after_s)
         except InvariantViolation as fault:
             return Drive(Ending.FAULT, engine_s, fault)
-        if taken == 0:
+        if taken == 0 and not (keep_open and engine.done):
             return Drive(Ending.DONE if engine.done else Ending.STUCK, engine_s)
+        if taken == 0 or is_waiting:
+            sleep(STEP_S)
+            continue
         if after_s - now_s < _TURN_S / 2:
             turn = min(turn * 2, max_turn)
         elif after_s - now_s > _TURN_S:
@@ -187,6 +199,7 @@ def run_headless(
     bounds: Bounds,
     *,
     metrics: MetricsAddress | None = None,
+    publish: str | None = None,
     as_json: bool = False,
     is_check: bool = False,
     started_s: float | None = None,
@@ -197,6 +210,7 @@ def run_headless(
         options: The engine.
         bounds: When to end at the latest.
         metrics: Where to serve metrics meanwhile.
+        publish: The name by which programs may attach meanwhile.
         as_json: Print one JSON object instead of lines for people.
         is_check: Check every law after every step, and say what was proved.
         started_s: ``time.perf_counter()`` when the command began, for ``wall_s``.
@@ -205,8 +219,11 @@ def run_headless(
     bounds, bound_notes = bounds_for(options, bounds)
     engine, notes = build_engine(options)
     exporter: Exporter | None = None
+    published: PublishedEngine | None = None
     try:
         with Signals() as signals:
+            if publish is not None:
+                published = _publish(publish, engine)
             progress = _Progress(engine, sys.stderr)
             hooks: list[Callable[[float], None]] = [progress.after_turn]
             if metrics is not None:
@@ -237,6 +254,7 @@ def run_headless(
                     stop=lambda: signals.ending,
                     after_turn=after_turn,
                     max_turn=1 if is_check else _MAX_TURN,
+                    keep_open=options.takes_all_load,
                 )
             finally:
                 progress.clear()
@@ -251,7 +269,17 @@ def run_headless(
     finally:
         if exporter is not None:
             exporter.close()
+        if published is not None:
+            published.close()
         engine.close()
+
+
+def _publish(name: str, engine: Engine) -> PublishedEngine:
+    from kvtop.server import PublishedEngine
+
+    published = PublishedEngine(name, engine.clients)
+    say(f'programs attach with kvtop.attach("local:{name}"), socket {published.path}')
+    return published
 
 
 def run_threads(options: EngineOptions, *, threads: int, operations: int | None, as_json: bool) -> int:

@@ -61,6 +61,9 @@ class SteppedEngine(Protocol):
     @property
     def stuck_reason(self) -> str | None: ...
 
+    @property
+    def is_waiting(self) -> bool: ...
+
     def advance(self, max_steps: int) -> int: ...
 
     def plan(self, command: Command) -> Plan: ...
@@ -253,6 +256,9 @@ class EngineRunner:
         with self._engine_lock:
             for request in self._take_requests():
                 self._begin(request)
+            if self._stalled and self.engine.is_waiting:
+                self._stalled = False  # an attached program came: time goes on
+                self._anchor()
             self._take_due_steps()
             if self._observers and self._publish_wait_s() <= 0:
                 self._answer_observers()
@@ -426,7 +432,8 @@ class EngineRunner:
         elif self._paused:
             return 0
         elif self._speed is None:
-            due = _BATCHES * _MAX_BATCH_STEPS
+            # Waiting for attached programs is no work: it goes at the pace of real time.
+            due = 1 if self.engine.is_waiting else _BATCHES * _MAX_BATCH_STEPS
         else:
             # A hair is added: 0.1 / 0.025 must be 4 steps whatever the clock's last digit says.
             due = self._anchor_step + math.floor((now_s - self._anchor_s) * self._speed / self._step_s + 1e-6) - step
@@ -482,7 +489,7 @@ class EngineRunner:
                 return 0.0
             if not self._paused:
                 if self._speed is None:
-                    return 0.0
+                    return min(idle_s, self._step_s) if self.engine.is_waiting else 0.0
                 next_s = self._anchor_s + (self.engine.step + 1 - self._anchor_step) * self._step_s / self._speed
                 idle_s = min(idle_s, next_s - now_s)
         return max(0.0, idle_s)

@@ -10,18 +10,21 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 
 from allocator.commands import Command
 from allocator.plans import Outcome, Plan
 from allocator.snapshot import Snapshot
+from kvtop.client_messages import ClientAnswer, ClientCall, ClientRefused
 from kvtop.errors import EXIT_FAILED, KvtopError, SourceError, UserError
 from kvtop.model.observation import BlockHolders, Focus
 
 PROTOCOL_VERSION: Final = 1
+#: Number of the answer to a request whose number is not known; requests are numbered from 1.
+NO_NUMBER: Final = 0
 #: Bytes of one message, at most: to the engine, and from it.
 MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_REPLY_BYTES: Final = 64 << 20
@@ -120,14 +123,17 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Answers any request that could not be answered, with the reason."""
+    """Answers any request that could not be answered, with the reason.
+
+    With ``NO_NUMBER`` it answers what could not even be read, and is the last message.
+    """
 
     number: int
     text: str
 
 
-Request: TypeAlias = Observe | PlanCommand | ApplyCommand
-Reply: TypeAlias = Hello | StartFailed | Observed | Planned | Applied | Failed
+Request: TypeAlias = Observe | PlanCommand | ApplyCommand | ClientCall
+Reply: TypeAlias = Hello | StartFailed | Observed | Planned | Applied | Failed | ClientAnswer | ClientRefused
 
 _M = TypeVar("_M")
 
@@ -139,14 +145,24 @@ class Connection(Generic[_M]):
         sock: A connected stream socket, the connection's own from here on.
         receives: Type of the messages that may come.
         max_received, max_sent: Bytes of one message, at most.
+        farewell: Makes the last message to a far end that sent what it may not, from the reason; by default none.
     """
 
-    def __init__(self, sock: socket.socket, receives: Any, *, max_received: int, max_sent: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        receives: Any,
+        *,
+        max_received: int,
+        max_sent: int,
+        farewell: Callable[[str], Any] | None = None,
+    ) -> None:
         self._sock = sock
         self._decoder: msgspec.msgpack.Decoder[_M] = msgspec.msgpack.Decoder(receives)
         self._encoder = msgspec.msgpack.Encoder()
         self._max_received = max_received
         self._max_sent = max_sent
+        self._farewell = farewell
         self._received = bytearray()
         self._frame_began_s: float | None = None
 
@@ -227,8 +243,7 @@ class Connection(Generic[_M]):
             return None
         size = int.from_bytes(received[:4], "big")
         if size > self._max_received:
-            self.close()
-            raise WireError(f"a message of {size} bytes came, at most {self._max_received} are allowed")
+            self._give_up(f"a message of {size} bytes came, at most {self._max_received} are allowed")
         if len(received) < 4 + size:
             return None
         body = bytes(received[4 : 4 + size])
@@ -240,13 +255,25 @@ class Connection(Generic[_M]):
         try:
             return self._decoder.decode(body)
         except msgspec.MsgspecError as error:
-            self.close()
-            raise WireError(f"a message could not be understood: {error}") from None
+            self._give_up(f"a message could not be understood: {error}")
+
+    def _give_up(self, text: str) -> NoReturn:
+        if self._farewell is not None:
+            with contextlib.suppress(SourceError):
+                self.send(self._farewell(text))
+        self.close()
+        raise WireError(text) from None
 
 
 def server_connection(sock: socket.socket) -> Connection[Request]:
     """Return the engine's end: requests come in."""
-    return Connection(sock, Request, max_received=MAX_REQUEST_BYTES, max_sent=MAX_REPLY_BYTES)
+    return Connection(
+        sock,
+        Request,
+        max_received=MAX_REQUEST_BYTES,
+        max_sent=MAX_REPLY_BYTES,
+        farewell=lambda text: Failed(NO_NUMBER, text),
+    )
 
 
 def client_connection(sock: socket.socket) -> Connection[Reply]:
@@ -315,6 +342,9 @@ class Client:
                     reply = self._connection.receive(max(0.0, deadline_s + _GRACE_S - time.monotonic()))
                 except WireTimeout:
                     raise WireTimeout(f"no answer in {timeout_s:g} s") from None
+                if isinstance(reply, Failed) and reply.number == NO_NUMBER:
+                    self._connection.close()
+                    raise WireError(reply.text)
                 if isinstance(reply, Hello | StartFailed):
                     raise WireError("the engine greeted twice")
                 if reply.number == self._number:

@@ -47,6 +47,7 @@ class FakeEngine:
         self.step = 0
         self.counters = Counters()
         self.stuck_reason: str | None = None
+        self.is_waiting = False
         self.skips = False
         self.steps_left: int | None = None
         self.fail_with: Exception | None = None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from allocator.block_map import BlockArrays
 from allocator.events import Event
 from allocator.metrics import TierNumbers
-from allocator.snapshot import Snapshot
+from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model.history import History
 from kvtop.model.observation import BlockHolders
 
@@ -56,3 +56,8 @@ class View:
     hit_ratio_window: float | None = None
     error: str | None = None
     read_at_s: float | None = None
+
+
+def is_attached(row: SequenceRow) -> bool:
+    """Return whether a sequence is an attached program's, which alone knows when it ends."""
+    return row.num_target is None

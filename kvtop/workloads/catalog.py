@@ -26,7 +26,14 @@ class Workload:
     requests: WorkloadFactory
 
 
-_ALL: Final = (Workload("chat", "conversations in turns over a few shared system prompts, without end", chat_requests),)
+def _no_requests(seed: int, *, block_size: int, num_blocks: int) -> Iterator[Request]:
+    return iter(())
+
+
+_ALL: Final = (
+    Workload("chat", "conversations in turns over a few shared system prompts, without end", chat_requests),
+    Workload("attached", "nothing by itself: programs that attach are all the load (needs --publish)", _no_requests),
+)
 WORKLOADS: Final = {workload.name: workload for workload in _ALL}
 
 

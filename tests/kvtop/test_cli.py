@@ -66,7 +66,7 @@ BAD = [
     (["run", "--eviction", "mru"], "--eviction mru: one of lru, fifo, lfu"),
     (["run", "--compact", "on"], "--compact on: one of off, manual, auto"),
     (["run", "--policy", "sjf"], "--policy sjf: only fcfs"),
-    (["run", "--workload", "nope"], "--workload nope: one of chat"),
+    (["run", "--workload", "nope"], "--workload nope: one of chat, attached"),
     # Contradictions.
     (
         ["run", "--swap-blocks", "4", "--swap-ratio", "0.5"],

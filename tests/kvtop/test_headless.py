@@ -23,6 +23,7 @@ class ScriptedEngine:
         self.length = length
         self.turn = turn
         self.stuck_reason: str | None = None
+        self.is_waiting = False
         self.counters = Counters()
         self.asked: list[int] = []
         self._why = stuck_reason

@@ -29,6 +29,8 @@ asyncio.run(main())
 """
 
 CASES = [
+    ("import kvtop", set(HEAVY) - {"kvtop"}),
+    ("import kvtop; kvtop.attach", {"torch", "textual", "prometheus_client", "rich"}),
     ("import allocator", {"torch", "textual", "kvtop", "prometheus_client", "rich"}),
     ("import allocator.engine", {"torch", "textual", "kvtop", "prometheus_client", "rich"}),
     ("import kvtop.cli; kvtop.cli.run(['--help'])", {"torch", "textual", "numpy", "prometheus_client"}),

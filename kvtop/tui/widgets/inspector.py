@@ -10,7 +10,7 @@ from rich.text import Text
 from allocator.ids import NO_ROW, BlockFlag, BlockState
 from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model import format as fmt
-from kvtop.model.view import View
+from kvtop.model.view import View, is_attached
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.block_map import BlockRef
 from kvtop.tui.widgets.lines import Lines, fit, line, rule
@@ -156,7 +156,10 @@ def _sequence_words(name: str, row: SequenceRow | None) -> str:
         return f"{name}: not in the list"
     if row.reason:
         return f"{name} {row.status}: {row.reason}"
-    return f"{name} {row.status}: {fmt.count(row.num_blocks)} blocks, {fmt.count(row.shared_blocks)} shared"
+    blocks = f"{fmt.count(row.num_blocks)} blocks, {fmt.count(row.shared_blocks)} shared"
+    if is_attached(row):
+        return f"{name}: {row.label}, {blocks}"
+    return f"{name} {row.status}: {blocks}"
 
 
 def table_runs(view: View, width: int) -> str:

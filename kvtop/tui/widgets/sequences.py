@@ -8,7 +8,7 @@ from textual.message import Message
 
 from allocator.snapshot import SequenceRow
 from kvtop.model import format as fmt
-from kvtop.model.view import View
+from kvtop.model.view import View, is_attached
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Pane, fit, line, rule
 
@@ -84,7 +84,7 @@ class Sequences(Pane):
         look = self.look
         chosen = row.seq_id == self._chosen
         text = line((f"{row.seq_id:>6} ", look.style("chosen" if chosen else "value")))
-        status = _SHORT_STATUS.get(row.status, row.status)[:4]
+        status = "att" if is_attached(row) else _SHORT_STATUS.get(row.status, row.status)[:4]
         text.append(f"{status:<4} ", look.style(_STATUS_STYLES.get(row.status, "dim")))
         tokens = f"{fmt.short(row.num_tokens)}/{fmt.short(row.num_target)}"
         numbers = f"{fmt.short(row.num_blocks):>5} {fmt.short(row.shared_blocks):>5} {tokens:>11}"
