@@ -117,8 +117,10 @@ class Engine:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing of its own runs while attached programs hold sequences: a step is no work, only time."""
-        return not self.scheduler.running and self.clients.num_sequences > 0
+        """Whether only attached programs can bring anything on: a step is no work, only time."""
+        if self.scheduler.running or self.clients.num_sequences == 0:
+            return False
+        return self.stuck_reason is not None or (self._next_request is None and not self.scheduler.waiting)
 
     @property
     def counters(self) -> Counters:

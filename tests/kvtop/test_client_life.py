@@ -297,6 +297,22 @@ def test_the_workload_waits_for_clients_and_says_so() -> None:
     e.close()
 
 
+def test_time_without_work_is_skipped_while_clients_hold_sequences() -> None:
+    later = Request(OpaqueContent(8, 1), 4, arrival_s=1000.0)
+    e = Engine(EngineConfig(num_blocks=32, **BOOKS_ONLY), [later])
+    client = kvtop.attach(e)
+    s = client.sequence(range(64))
+    assert e.advance(40_000) == 40_000
+    assert not e.is_waiting
+    assert e.advance(100) == 100  # it came, ran and ended; from there on, time alone passes
+    assert e.counters.finished == 1
+    assert e.is_waiting
+    s.release()
+    assert e.advance(100) == 0
+    client.close()
+    e.close()
+
+
 def test_clients_never_push_the_workload_out_nor_it_them() -> None:
     e = Engine(EngineConfig(num_blocks=32, preempt="recompute", **BOOKS_ONLY), one_request(20))
     client = kvtop.attach(e, timeout_s=0.0)
@@ -308,6 +324,7 @@ def test_clients_never_push_the_workload_out_nor_it_them() -> None:
     while e.counters.preemptions_recompute == 0:
         assert e.advance(1) == 1
     assert s.num_tokens == 52
+    assert e.advance(1) == 1
     assert e.is_waiting
     e.check()
     client.close()
