@@ -324,6 +324,24 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
     ),
+    Mutant(
+        "growing never copies",
+        "manager.py",
+        "grow",
+        (("            if is_copied:\n                self._copy_on_write(row)\n", ""),),
+    ),
+    Mutant(
+        "growing forgets its own copy for room",
+        "manager.py",
+        "grow",
+        (("self._require(fresh + is_copied, 0)", "self._require(fresh, 0)"),),
+    ),
+    Mutant(
+        "counts are written beside the lock",
+        "manager.py",
+        "grow",
+        (("        with self.lock:  # another thread's new row", "        if True:  # another thread's new row"),),
+    ),
     # -- compaction --
     Mutant(
         "shrink evicts the youngest",
