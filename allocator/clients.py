@@ -6,6 +6,7 @@ allocator lock. A call does its work or refuses at once; whoever wants to wait f
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -13,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from allocator.content import GrowingTokens, TokenArray, slot_stamps
-from allocator.errors import OutOfBlocks, Refused, SequenceGone, UnknownSequence
+from allocator.errors import NotHeld, OutOfBlocks, Refused, SequenceGone, UnknownSequence
 from allocator.events import EventKind
 from allocator.ids import IdArray, SeqId, Status
 from allocator.manager import BlockManager
@@ -271,7 +272,9 @@ class ClientSession:
         _check_tokens(tokens, at_least=0)
         registry, manager = self.registry, self.registry.manager
         with manager.lock:
-            sequence = self._find(seq_id)
+            with contextlib.suppress(NotHeld):
+                manager.wait_until_writable(self._find(seq_id).row)
+            sequence = self._find(seq_id)  # again: the wait lets go of the lock
             content = sequence.content
             written, published = content.num_tokens, len(content.keys)
             try:

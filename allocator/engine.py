@@ -116,6 +116,11 @@ class Engine:
         return self.clients.num_sequences == 0
 
     @property
+    def late_s(self) -> float | None:
+        """Real seconds for which nothing could go on since a copy has not come back; ``None`` otherwise. [s]"""
+        return self.copies.late_s
+
+    @property
     def is_waiting(self) -> bool:
         """Whether only attached programs can bring anything on: a step is no work, only time."""
         if self.scheduler.running or self.clients.num_sequences == 0:
@@ -507,6 +512,11 @@ class Engine:
         """
         if (reason := self.copies.settle()) is not None:
             raise Refused(reason)
+
+    def rest(self) -> None:
+        """Commit copies under way while time stands still, if an attached program may be waiting for one of them."""
+        if len(self.copies) and self.clients.num_sequences:
+            self.copies.settle()
 
     def settle_for(self, sequence: Sequence) -> None:
         """Commit the copies under way if one of them uses this sequence's block table."""
@@ -954,7 +964,7 @@ class Engine:
             return tuple(pairs), len(at)
 
     def close(self) -> None:
-        """End attached programs' sequences, let stuck copies go, end the executor's thread and give all storage back."""
+        """End attached programs' sequences, let stuck copies go, end the thread that copies, give all storage back."""
         self.clients.close()
         self.faults.release()
         self.copies.close()

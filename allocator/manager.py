@@ -230,18 +230,31 @@ class BlockManager:
         Raises:
             OutOfBlocks: Too few blocks for all of them; nothing changes.
             StorageError: The copy of a shared last block failed; nothing changes.
+            NotHeld, Refused: As ``wait_until_writable``.
         """
         with self.lock:
             tables = self.tables
+            self.wait_until_writable(row)
             written, num_blocks = int(tables.num_tokens[row]), int(tables.num_blocks[row])
             fresh = self.blocks_for(written + num_tokens) - num_blocks
             is_copied = written < num_blocks * self.block_size and len(self._shared_tails(np.array([row]))) > 0
-            self._require(fresh + is_copied, 0)
+            self.require(fresh + is_copied, 0)
             if is_copied:
-                self._copy_on_write(row)
+                # One block: the lock is kept, so that all is done or nothing.
+                self.transfers.run(self.transfers.begin_copy_on_write(np.array([row])))
             if fresh:
                 tables.extend(row, np.asarray(self.device.allocate(fresh), np.int64))
             tables.num_tokens[row] = written + num_tokens
+
+    def wait_until_writable(self, row: int) -> None:
+        """Wait until no copy uses a row, nor its last block while that has room.
+
+        Raises:
+            NotHeld: The row went away meanwhile.
+            Refused: It took too long.
+        """
+        with self.lock:
+            self._wait_writable(np.array([row]))
 
     def free(self, row: int) -> None:
         """Release a row's blocks, tail first, and forget the row."""

@@ -7,6 +7,7 @@ if it has not ended, the engine waits for it, within a bound. So the same seed a
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -17,7 +18,9 @@ from allocator.executor import CopyTicket, Executor
 from allocator.manager import BlockManager
 from allocator.transfers import Transfer, TransferKind
 
-#: Longest wait for a copy that is due. [s]
+#: Longest wait for a copy that is due, in one turn: whoever owns the engine has others to answer. [s]
+TURN_WAIT_S: Final = 0.2
+#: Longest wait for a copy when all are to be committed. [s]
 WAIT_BOUND_S: Final = 10.0
 
 
@@ -54,6 +57,7 @@ class Pipeline:
         self._bytes_per_s = bytes_per_s
         self._under_way: deque[UnderWay] = deque()
         self._busy_until_s = 0.0
+        self._late_since_s: float | None = None
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -67,6 +71,11 @@ class Pipeline:
     def next_due(self) -> int | None:
         """Step before which the next copy is committed; ``None`` when none is under way."""
         return self._under_way[0].due_step if self._under_way else None
+
+    @property
+    def late_s(self) -> float | None:
+        """Real seconds since a copy that was due was first found not to have ended; ``None`` when none is late. [s]"""
+        return None if self._late_since_s is None else time.perf_counter() - self._late_since_s
 
     @property
     def pending_blocks(self) -> int:
@@ -110,14 +119,14 @@ class Pipeline:
     def commit_due(self, step: int) -> str | None:
         """Commit, in order, all copies due by ``step``; return why not all could be, or ``None``."""
         while self._under_way and self._under_way[0].due_step <= step:
-            if (reason := self._commit_first()) is not None:
+            if (reason := self._commit_first(TURN_WAIT_S)) is not None:
                 return reason
         return None
 
     def settle(self) -> str | None:
         """Commit all copies under way, due or not; return why not all could be, or ``None``."""
         while self._under_way:
-            if (reason := self._commit_first()) is not None:
+            if (reason := self._commit_first(WAIT_BOUND_S)) is not None:
                 return reason
         self._busy_until_s = 0.0
         return None
@@ -126,11 +135,14 @@ class Pipeline:
         """End the executor's thread."""
         self.executor.close()
 
-    def _commit_first(self) -> str | None:
+    def _commit_first(self, bound_s: float) -> str | None:
         copy = self._under_way[0]
         transfer, ticket = copy.transfer, copy.ticket
-        if not self.executor.wait(ticket, WAIT_BOUND_S):
-            return f"a {transfer.kind} of {len(ticket.job.sources)} blocks has not ended after {WAIT_BOUND_S:g} s"
+        started_s = time.perf_counter()
+        if not self.executor.wait(ticket, bound_s):
+            self._late_since_s = self._late_since_s or started_s
+            return f"a {transfer.kind} of {len(ticket.job.sources)} blocks has not come back"
+        self._late_since_s = None
         self._under_way.popleft()
         self.executor.collect(ticket)
         if ticket.error is not None:

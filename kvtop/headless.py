@@ -45,6 +45,8 @@ _PROGRESS_EVERY_S: Final = 0.5
 _PUBLISH_EVERY_S: Final = 1.0
 #: Longest sleep while paced, so that a signal is noticed. [s]
 _NAP_S: Final = 0.05
+#: Seconds for which a copy that does not come back may hold a run up.
+_LATE_BOUND_S: Final = 10.0
 
 
 class Ending(Enum):
@@ -183,6 +185,8 @@ def drive(
             after_turn(after_s)
         except InvariantViolation as fault:
             return Drive(Ending.FAULT, engine_s, fault)
+        if taken == 0 and engine.late_s is not None and engine.late_s < _LATE_BOUND_S:
+            continue  # the turn has waited for the copy already
         if taken == 0 and not (keep_open and engine.done):
             return Drive(Ending.DONE if engine.done else Ending.STUCK, engine_s)
         if taken == 0 or is_waiting:

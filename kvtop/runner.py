@@ -64,6 +64,11 @@ class SteppedEngine(Protocol):
     @property
     def is_waiting(self) -> bool: ...
 
+    @property
+    def late_s(self) -> float | None: ...
+
+    def rest(self) -> None: ...
+
     def advance(self, max_steps: int) -> int: ...
 
     def plan(self, command: Command) -> Plan: ...
@@ -260,6 +265,8 @@ class EngineRunner:
                 self._stalled = False  # an attached program came: time goes on
                 self._anchor()
             self._take_due_steps()
+            if self._paused and self._stepping is None:
+                self.engine.rest()
             if self._observers and self._publish_wait_s() <= 0:
                 self._answer_observers()
             if self._on_turn is not None:
@@ -296,6 +303,8 @@ class EngineRunner:
             self._begin(request)
             while self._stepping is not None and self._stepping[0] is request:
                 self._take_due_steps()
+            if self._paused and self._stepping is None:
+                self.engine.rest()
             if request in self._observers:
                 self._answer_observers()
 
@@ -451,7 +460,7 @@ class EngineRunner:
         if taken:
             self._arrays_are_current = False
         else:
-            self._stalled = True
+            self._stalled = self.engine.late_s is None
         took_s = self._clock() - began_s
         if took_s > TURN_S / 2:
             # At once to what fits: a quiet engine may have become a thousand times as busy.

@@ -48,6 +48,7 @@ class FakeEngine:
         self.counters = Counters()
         self.stuck_reason: str | None = None
         self.is_waiting = False
+        self.late_s: float | None = None
         self.skips = False
         self.steps_left: int | None = None
         self.fail_with: Exception | None = None
@@ -60,6 +61,9 @@ class FakeEngine:
     @property
     def done(self) -> bool:
         return self.steps_left == 0
+
+    def rest(self) -> None:
+        pass
 
     def advance(self, max_steps: int) -> int:
         assert max_steps >= 1

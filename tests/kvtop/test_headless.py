@@ -24,6 +24,7 @@ class ScriptedEngine:
         self.turn = turn
         self.stuck_reason: str | None = None
         self.is_waiting = False
+        self.late_s: float | None = None
         self.counters = Counters()
         self.asked: list[int] = []
         self._why = stuck_reason
