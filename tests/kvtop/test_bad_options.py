@@ -48,6 +48,9 @@ OTHER = {
         (["--device", "cuda:4096"], "--device cuda:4096: this machine has "),
     ],
     "--workload": [(["--workload", "nope"], "--workload nope: one of chat")],
+    "--publish": [
+        (["--publish", "a/b"], "--publish a/b: an engine's name is 1 to 40 letters, digits, '.', '_' and '-'"),
+    ],
     "--trace": [
         (["--trace", "/no/such/file"], "--trace /no/such/file: no such file"),
         (["--trace", "x", "--workload", "chat"], "--workload chat and --trace x: one of the two, not both"),

@@ -328,13 +328,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "growing never copies",
         "manager.py",
         "grow",
-        (("            if is_copied:\n                self._copy_on_write(row)\n", ""),),
+        (("self.transfers.run(self.transfers.begin_copy_on_write(np.array([row])))", "pass"),),
     ),
     Mutant(
         "growing forgets its own copy for room",
         "manager.py",
         "grow",
-        (("self._require(fresh + is_copied, 0)", "self._require(fresh, 0)"),),
+        (("self.require(fresh + is_copied, 0)", "self.require(fresh, 0)"),),
     ),
     Mutant(
         "counts are written beside the lock",
