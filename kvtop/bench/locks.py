@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from allocator import BlockManager, chain_keys
 from allocator.content import TokenArray
 from allocator.ids import BlockKey
-from allocator.locks import CountedLock
+from kvtop.bench.beside import compare_executor, compare_sequence_locks
+from kvtop.bench.comparison import Comparison, Side, by_turns
 from kvtop.bench.figures import low_high, number, quiet_heap, spread, table
 from kvtop.bench.pools import make_manager, scrambled_pool
 from kvtop.bench.sequences import BLOCK_SIZE, prefix_load
@@ -42,6 +43,8 @@ class LockSizes:
         num_prompts: Prompts of the lookup load.
         num_rows: Sequences of a decode step.
         num_steps: Decode steps timed.
+        copied_blocks: Blocks of real size that are swapped beside other work.
+        engine_steps, engine_blocks: Steps and pool of the engine that copies beside its steps.
     """
 
     pool_blocks: int = 100_000
@@ -52,54 +55,9 @@ class LockSizes:
     num_prompts: int = 800
     num_rows: int = 256
     num_steps: int = 200
-
-
-@dataclass(slots=True)
-class Side:
-    """One side of a comparison, a value a round.
-
-    Attributes:
-        rates: What was done a second.
-        waits: Times somebody waited for the allocator lock.
-        longest_wait_ms: The longest of these waits. [ms]
-        counted: What the layer counts, by name.
-    """
-
-    rates: list[float] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)
-    longest_wait_ms: list[float] = field(default_factory=list)
-    counted: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, rate: float, lock: CountedLock, **counted: float) -> None:
-        """Add one round's values."""
-        self.rates.append(rate)
-        self.waits.append(lock.contended)
-        self.longest_wait_ms.append(lock.longest_wait_s * 1e3)
-        for name, value in counted.items():
-            self.counted.setdefault(name, []).append(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A layer switched on and off under one load.
-
-    Attributes:
-        layer: The layer.
-        load: The load.
-        unit: What a rate counts.
-        switched_on, switched_off: The two sides.
-    """
-
-    layer: str
-    load: str
-    unit: str
-    switched_on: Side
-    switched_off: Side
-
-    @property
-    def ratios(self) -> list[float]:
-        """Rate with the layer ÷ without it, inside each round. [rounds]"""
-        return [a / b for a, b in zip(self.switched_on.rates, self.switched_off.rates, strict=True)]
+    copied_blocks: int = 32
+    engine_steps: int = 600
+    engine_blocks: int = 256
 
 
 def compare_layers(rounds: int, sizes: LockSizes) -> Iterator[Comparison]:
@@ -107,6 +65,10 @@ def compare_layers(rounds: int, sizes: LockSizes) -> Iterator[Comparison]:
     yield from compare_reservations(rounds, sizes)
     yield from compare_lookups(rounds, sizes)
     yield compare_batching(rounds, sizes)
+    yield from compare_sequence_locks(
+        rounds, copied_blocks=sizes.copied_blocks, counts=sizes.counts, duration_s=sizes.duration_s
+    )
+    yield compare_executor(rounds, num_steps=sizes.engine_steps, num_blocks=sizes.engine_blocks)
 
 
 def compare_reservations(rounds: int, sizes: LockSizes) -> Iterator[Comparison]:
@@ -120,7 +82,7 @@ def compare_reservations(rounds: int, sizes: LockSizes) -> Iterator[Comparison]:
                     turnout = churn(pool, n, num_threads, sizes.duration_s)
                 side.add(turnout.per_s, pool.lock, refills=turnout.counted, steals=pool.steals)
 
-            yield _by_turns("reservation", f"{n} blocks, {_threads(num_threads)}", "pairs/s", rounds, run)
+            yield by_turns("reservation", f"{n} blocks, {_threads(num_threads)}", "pairs/s", rounds, run)
 
 
 def compare_lookups(rounds: int, sizes: LockSizes) -> Iterator[Comparison]:
@@ -134,7 +96,7 @@ def compare_lookups(rounds: int, sizes: LockSizes) -> Iterator[Comparison]:
                 turnout = run_threads(num_threads, sizes.duration_s, _admissions(manager, load, num_threads))
             side.add(turnout.per_s, manager.lock, retries=manager.optimistic_retries)
 
-        yield _by_turns("optimistic lookup", _threads(num_threads), "admissions/s", rounds, run)
+        yield by_turns("optimistic lookup", _threads(num_threads), "admissions/s", rounds, run)
 
 
 def compare_batching(rounds: int, sizes: LockSizes) -> Comparison:
@@ -144,7 +106,7 @@ def compare_batching(rounds: int, sizes: LockSizes) -> Comparison:
         manager = make_manager(sizes.pool_blocks, prefix_cache=False, watermark_ratio=0.0)
         side.add(_decode_rate(manager, in_one_call, sizes), manager.lock)
 
-    return _by_turns("batching", f"decode of {sizes.num_rows} sequences", "steps/s", rounds, run)
+    return by_turns("batching", f"decode of {sizes.num_rows} sequences", "steps/s", rounds, run)
 
 
 def as_object(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -180,15 +142,6 @@ def _row(c: Comparison) -> tuple[str, ...]:
 
 def _middle(values: Sequence[float]) -> str:
     return number(statistics.median(values))
-
-
-def _by_turns(layer: str, load: str, unit: str, rounds: int, run: Callable[[Side, bool], None]) -> Comparison:
-    """Run both sides in every round, in alternating order."""
-    sides = {True: Side(), False: Side()}
-    for index in range(rounds):
-        for is_on in (True, False) if index % 2 == 0 else (False, True):
-            run(sides[is_on], is_on)
-    return Comparison(layer, load, unit, sides[True], sides[False])
 
 
 def _admissions(manager: BlockManager, load: list[tuple[TokenArray, list[BlockKey]]], num_threads: int) -> Work:

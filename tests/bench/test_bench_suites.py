@@ -42,6 +42,9 @@ SMALL_LOCKS = LockSizes(
     num_prompts=8,
     num_rows=8,
     num_steps=20,
+    copied_blocks=1,
+    engine_steps=5,
+    engine_blocks=8,
 )
 
 
@@ -65,7 +68,13 @@ def test_the_table_of_the_allocator_benchmark_is_aligned(capsys):
 def test_the_locks_benchmark_runs(capsys):
     assert run_bench_locks(rounds=1, as_json=True, sizes=SMALL_LOCKS) == 0
     comparisons = json.loads(capsys.readouterr().out)["comparisons"]
-    assert [c["layer"] for c in comparisons] == ["reservation"] * 2 + ["optimistic lookup"] * 2 + ["batching"]
+    assert [c["layer"] for c in comparisons] == [
+        *["reservation"] * 2,
+        *["optimistic lookup"] * 2,
+        "batching",
+        *["sequence"] * 2,
+        "executor",
+    ]
     assert {"refills", "steals", "contended_waits", "longest_wait_ms"} <= comparisons[0]["with"].keys()
     assert comparisons[1]["with"]["refills"]["low"] >= 1
     assert comparisons[1]["without"]["refills"]["high"] == 0
@@ -74,7 +83,7 @@ def test_the_locks_benchmark_runs(capsys):
 
 def test_the_locks_table_has_a_row_a_comparison(capsys):
     assert run_bench_locks(rounds=1, as_json=False, sizes=SMALL_LOCKS) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 5
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 8
 
 
 def test_the_observer_benchmark_runs(capsys):
