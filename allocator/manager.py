@@ -6,8 +6,8 @@ the copies (see ``transfers``), during which the rows concerned are taken instea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -161,6 +161,10 @@ class BlockManager:
             OutOfBlocks: Too few blocks for all of them; no row was extended.
             StorageError: A copy failed; no row was extended, and rows copied before keep their copies.
         """
+        self._extend(rows, 0)
+
+    def _extend(self, rows: Rows, num_tokens: int) -> None:
+        """``extend``, and in the same moment count ``num_tokens`` more tokens in each row."""
         with self._whole:
             while True:
                 with self.lock:
@@ -168,6 +172,7 @@ class BlockManager:
                     self.require(need.num_blocks, 0)
                     if not len(need.copying):
                         self.add_blocks(need.growing)
+                        self.tables.num_tokens[rows] += num_tokens
                         return
                     transfer = self.transfers.begin_copy_on_write(need.copying)
                 # Looked at again after each copy: its rows may have been forked meanwhile.
@@ -211,13 +216,7 @@ class BlockManager:
                 tokens += 1
                 tables.num_tokens[rows] = tokens
                 return
-        while True:
-            self.extend(rows)
-            with self.lock:
-                # Between the two locks a tail may have got another holder, or a copy have begun.
-                if self.plan_extension(rows).num_blocks == 0:
-                    self.tables.num_tokens[rows] += 1
-                    return
+        self._extend(rows, 1)
 
     def write(self, rows: Rows, num_tokens: int) -> None:
         """Count ``num_tokens`` more tokens as written in each row; their blocks are there already."""
@@ -466,6 +465,27 @@ class BlockManager:
             blocks = tables.table(row)[positions // self.block_size]
         return blocks * self.block_size + positions % self.block_size
 
+    def blocks_of(self, row: int, start: int, stop: int) -> IdArray:
+        """Return the device blocks that hold a row's tokens ``start`` to ``stop``. [m]"""
+        return self.tables.table(row)[start // self.block_size : self.blocks_for(stop)].copy()
+
+    @contextmanager
+    def writing(self, row: int, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
+        """Give the slots of a row's tokens ``start`` to ``stop``, and keep them in place while the context lasts.
+
+        For writers in threads of their own, who do not hold the allocator lock: no compaction moves the blocks, nobody
+        swaps or releases the row meanwhile. [stop - start]
+
+        Raises:
+            NotHeld: The row went away while a copy used it.
+            Refused: A copy used it for too long.
+        """
+        transfer = self.transfers.begin_write(row, start, stop)
+        try:
+            yield self.slots("device", row, start, stop)
+        finally:
+            self.transfers.commit(transfer)
+
     # -- for transfers, under the lock ---------------------------------------------------------------
 
     def wait_for_row(self, row: int, *, copying: bool = False) -> None:
@@ -479,6 +499,22 @@ class BlockManager:
             self._wait_until_free(
                 [row], lambda: not (self.sequences.any_taken((row,)) or (copying and self.transfers.shrinking))
             )
+
+    def wait_for_blocks(self, row: int, start: int, stop: int) -> None:
+        """Wait until no copy uses a row, nor the blocks of its tokens ``start`` to ``stop``.
+
+        Raises:
+            NotHeld, Refused: As ``wait_for_row``.
+        """
+        if not self.transfers.num_open:
+            return
+
+        def ready() -> bool:
+            if self.transfers.shrinking or self.sequences.any_taken((row,)):
+                return False
+            return not (self.device.facts.flags[self.blocks_of(row, start, stop)] & BlockFlag.FENCED).any()
+
+        self._wait_until_free([row], ready)
 
     def release_row(self, row: int) -> None:
         """Release a row's blocks, tail first, and forget the row."""

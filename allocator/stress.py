@@ -193,10 +193,9 @@ class _Client:
         if held.num_tokens == held.content.num_tokens:
             return
         assert held.row is not None
-        with self.manager.lock:  # a move between the append and the write would leave the slot behind
-            self.manager.append(np.array([held.row]))
-            held.num_tokens += 1
-            self._write(held, held.num_tokens - 1, held.num_tokens)
+        self.manager.append(np.array([held.row]))
+        held.num_tokens += 1
+        self._write(held, held.num_tokens - 1, held.num_tokens)
         size = self.manager.block_size
         tokens, block = held.content.exact_tokens(), held.num_tokens // size
         if held.num_tokens % size == 0 and tokens is not None:
@@ -234,8 +233,8 @@ class _Client:
             return
         assert held.row is not None
         stamps = slot_stamps(held.content.tokens(start, stop), np.arange(start, stop, dtype=np.int64))
-        with self.manager.lock:
-            self.manager.storage.write_stamps("device", self.manager.slots("device", held.row, start, stop), stamps)
+        with self.manager.writing(held.row, start, stop) as slots:
+            self.manager.storage.write_stamps("device", slots, stamps)
 
     def _verify(self, held: _Held) -> None:
         """Read every slot of one sequence back."""

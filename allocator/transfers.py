@@ -24,7 +24,7 @@ from allocator.prefix_cache import ROOT
 if TYPE_CHECKING:
     from allocator.manager import BlockManager
 
-TransferKind = Literal["swap-out", "swap-in", "copy-on-write", "compaction", "resize"]
+TransferKind = Literal["swap-out", "swap-in", "copy-on-write", "compaction", "resize", "write"]
 
 
 class Transfer:
@@ -60,6 +60,10 @@ class Transfer:
         self.frees = frees
         self._commit, self._abort = commit, abort
         self._ended = False
+
+
+def _nothing() -> None:
+    """What ends a write: its blocks are no longer fenced, and that is all."""
 
 
 class Transfers:
@@ -246,6 +250,18 @@ class Transfers:
                     rows=rows.tolist(),
                 )
             )
+
+    def begin_write(self, row: int, start: int, stop: int) -> Transfer:
+        """Keep the blocks of a row's tokens ``start`` to ``stop`` where they are until committed, for their writer.
+
+        There is nothing to copy. Waits for copies that use the row or these blocks.
+        """
+        manager = self._manager
+        with manager.lock:
+            manager.wait_for_blocks(row, start, stop)
+            ids = manager.blocks_of(row, start, stop)
+            nothing = CopyJob("device", ids, "device", ids[:0])
+            return self._begin(Transfer("write", nothing, commit=_nothing, abort=_nothing, rows=(row,), row=row))
 
     def begin_moves(self, stage: Moves) -> Transfer:
         """Begin one stage of a compaction. Blocks that nobody holds any more at its commit, or that

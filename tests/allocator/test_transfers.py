@@ -351,6 +351,33 @@ def waiter_waits(manager: BlockManager) -> bool:
         return bool(manager.sequences._changed._waiters)
 
 
+def test_blocks_stay_in_place_while_they_are_written(monkeypatch):
+    manager = manager_of()
+    rows = [manager.admit((), 2 * SIZE).row for _ in range(3)]
+    manager.free(rows[0])
+    with manager.writing(rows[2], SIZE + 1, 2 * SIZE) as slots:
+        assert slots.tolist() == manager.slots("device", rows[2], SIZE + 1, 2 * SIZE).tolist()
+        written = manager.tables.table(rows[2])[1:].tolist()
+        plan = manager.plan_compaction("pack-low", None, None)
+        assert not np.isin(written, plan.stages[0].sources).any()
+        manager.move(plan)
+        assert manager.tables.table(rows[2])[1:].tolist() == written
+        for call in (lambda: manager.free(rows[2]), lambda: manager.swap_out(rows[2])):
+            with pytest.raises(Refused, match="a copy has kept it"):
+                call()
+        check_manager(manager)
+    manager.free(rows[2])
+    # And who wants to write waits for a copy of these very blocks.
+    plan = manager.plan_compaction("longest-run", None, None)
+    transfer = manager.transfers.begin_swap_out(rows[1])
+    with pytest.raises(Refused, match="a copy has kept it"), manager.writing(rows[1], 0, 1):
+        raise AssertionError("not reached")
+    manager.transfers.abort(transfer)
+    with manager.writing(rows[1], 0, 1):
+        pass
+    assert manager.device.facts.num_flagged == 0
+
+
 def test_a_wait_is_bounded_and_says_for_what():
     manager = manager_of()
     row = manager.admit((), 2).row
