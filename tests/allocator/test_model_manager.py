@@ -176,32 +176,28 @@ class ManagerAgainstModel(RuleBasedStateMachine):
                     self.manager.extend(rows)
                 assert (error.value.needed, error.value.allocatable) == (needed, self.model.allocatable())
                 return
-            before = self.storage.copies if self.can_fail else 0
             try:
                 self.manager.extend(rows)
                 whole = True
             except StorageError:
                 assert failing
                 whole = False
-            budget = self.storage.copies - before - (not whole) if self.can_fail else len(tails)
         finally:
             self.disarm()
+        if not whole:
+            self.model.make_free(sum(copies.values()))  # what the copies had already made room for
+            assert [self.table(held)[-1] for held, _ in tails] == [old for _, old in tails]
+            return
         for held, old in tails:
             if self.model.ref(old) < 2:
                 assert self.table(held)[-1] == old
                 continue
-            if budget == 0:
-                self.model.make_free(1)  # what the failing copy had already made room for
-                break
-            budget -= 1
             new = self.table(held)[-1]
             assert new != old
             self.model.take([new])
             self.model.release([old])
             self.copied_on_write += 1
         assert self.manager.copy_on_write_blocks == self.copied_on_write
-        if not whole:
-            return
         self.model.take([self.table(s)[-1] for s in growing])
         for held in chosen:
             assert len(self.table(held)) == held.written // self.size + 1
