@@ -6,12 +6,30 @@ operation can extend hundreds of tables, and one can re-point all of them after 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from allocator.ids import IdArray
 
 _MIN_CAPACITY = 8
+
+
+class Listing(NamedTuple):
+    """Every block table, one after the other. Read-only.
+
+    Attributes:
+        rows: The rows that have blocks, ascending. [r]
+        counts: Blocks in each one's table. [r]
+        starts: Where each one's table begins in ``ids``. [r]
+        ids: The blocks, each table in token order. [e]
+    """
+
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ids: IdArray
 
 
 class BlockTables:
@@ -31,10 +49,14 @@ class BlockTables:
         self.births = np.zeros(16, np.int64)
         self._start = np.zeros(16, np.int64)
         self._capacity = np.zeros(16, np.int64)
+        #: Leading entries of each row that ``untold`` has told of.
+        self._told = np.zeros(16, np.int64)
         self._arena = np.zeros(256, np.int64)
         self._end = 0
         self._spare_rows: list[int] = list(range(15, -1, -1))
         self._live: set[int] = set()
+        #: Kept until a table changes, since one observation needs it more than once.
+        self._listing: Listing | None = None
 
     def new_row(self, block_ids: IdArray, num_tokens: int, identity: int = 0) -> int:
         """Return a new row holding ``block_ids``. [n]"""
@@ -42,6 +64,8 @@ class BlockTables:
             self._add_rows()
         row = self._spare_rows.pop()
         self._live.add(row)
+        self._listing = None
+        self._told[row] = 0
         if self._capacity[row] < max(1, len(block_ids)):
             # With room to grow: a table that is extended at once need not move first.
             self._place(row, len(block_ids) + (len(block_ids) >> 1) + _MIN_CAPACITY)
@@ -56,6 +80,7 @@ class BlockTables:
     def drop_row(self, row: int) -> None:
         """Forget a row; its number, and its slice while it is there, will be used again."""
         self._live.remove(row)
+        self._listing = None
         self.num_blocks[row] = self.num_tokens[row] = 0
         self.births[row] += 1
         self._spare_rows.append(row)
@@ -71,6 +96,7 @@ class BlockTables:
 
     def append(self, rows: NDArray[np.int64], block_ids: IdArray) -> None:
         """Append ``block_ids[i]`` to ``rows[i]``; rows are distinct. [n], [n]"""
+        self._listing = None
         used = self.num_blocks[rows]
         short = (used >= self._capacity[rows]).nonzero()[0]
         if short.size:
@@ -96,19 +122,43 @@ class BlockTables:
 
     def set_last(self, rows: NDArray[np.int64], block_ids: IdArray) -> None:
         """Replace the last block of each row. [n], [n]"""
-        self._arena[self._start[rows] + self.num_blocks[rows] - 1] = block_ids
+        self._listing = None
+        last = self.num_blocks[rows] - 1
+        self._arena[self._start[rows] + last] = block_ids
+        self._told[rows] = np.minimum(self._told[rows], last)
+
+    def listing(self) -> Listing:
+        """Return every table entry, table by table. Cost: O(entries), and little when no table has changed since."""
+        if self._listing is None:
+            rows = self.rows()
+            counts = self.num_blocks[rows]
+            if not counts.all():
+                rows, counts = rows[counts != 0], counts[counts != 0]
+            starts = self._start[rows]
+            # A copy of each slice is several times as fast as one gather over all of them.
+            slices = [self._arena[a:b] for a, b in zip(starts.tolist(), (starts + counts).tolist(), strict=True)]
+            ids = np.concatenate(slices) if slices else np.empty(0, np.int64)
+            self._listing = Listing(rows, counts, np.cumsum(counts) - counts, ids)
+        return self._listing
 
     def entries(self) -> tuple[NDArray[np.int64], NDArray[np.int64], IdArray]:
         """Return every table entry: its row, its position in the table, the block it names. [e], [e], [e]"""
-        rows = self.rows()
-        counts = self.num_blocks[rows]
-        total = int(counts.sum())
-        ends = np.cumsum(counts)
-        position = np.arange(total, dtype=np.int64) - np.repeat(ends - counts, counts)
-        return np.repeat(rows, counts), position, self._arena[np.repeat(self._start[rows], counts) + position]
+        rows, counts, starts, ids = self.listing()
+        position = np.arange(len(ids), dtype=np.int64) - np.repeat(starts, counts)
+        return np.repeat(rows, counts), position, ids
+
+    def untold(self) -> tuple[NDArray[np.int64], IdArray]:
+        """Return the entries that came since the last call, or were replaced: their rows and their blocks. [e], [e]"""
+        rows, counts, starts, ids = self.listing()
+        fresh = counts - self._told[rows]
+        at = np.repeat(starts + counts - np.cumsum(fresh), fresh) + np.arange(int(fresh.sum()))
+        self._told[rows] = counts
+        return np.repeat(rows, fresh), ids[at]
 
     def rename(self, remap: IdArray) -> None:
         """Re-point every entry: ``remap[old]`` is the new id. [num_blocks]"""
+        self._listing = None
+        self._told[:] = 0
         rows = self.rows()
         counts = self.num_blocks[rows]
         total = int(counts.sum())
@@ -146,6 +196,6 @@ class BlockTables:
 
     def _add_rows(self) -> None:
         n = len(self.num_blocks)
-        for name in ("num_blocks", "num_tokens", "identity", "births", "_start", "_capacity"):
+        for name in ("num_blocks", "num_tokens", "identity", "births", "_start", "_capacity", "_told"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(n, np.int64))))
         self._spare_rows = list(range(2 * n - 1, n - 1, -1))

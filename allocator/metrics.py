@@ -131,7 +131,10 @@ def count_runs(block_ids: NDArray[np.int64], slab_size: int) -> int:
 def run_starts(block_ids: NDArray[np.int64], slab_size: int) -> NDArray[np.bool_]:
     """Return which entries of a block table do not follow the one before within a slab. [n] bool"""
     starts = np.ones(len(block_ids), bool)
-    starts[1:] = (np.diff(block_ids) != 1) | (block_ids[1:] % slab_size == 0)
+    starts[1:] = np.diff(block_ids) != 1
+    # Looked for only where there are several slabs: remainders are slow.
+    if len(block_ids) and int(block_ids.max()) >= slab_size:
+        starts |= block_ids % slab_size == 0
     return starts
 
 

@@ -15,6 +15,7 @@ class TablesAgainstLists(RuleBasedStateMachine):
         self.tables = BlockTables()
         self.lists: dict[int, list[int]] = {}
         self.written: dict[int, int] = {}
+        self.told: dict[int, int] = {}
 
     @rule(sizes=st.lists(st.sampled_from([0, 1, 3, 4, 5, 9, 40]), min_size=1, max_size=8), first=st.integers(0, 99))
     def new_rows(self, sizes, first):
@@ -22,7 +23,7 @@ class TablesAgainstLists(RuleBasedStateMachine):
             ids = list(range(first, first + size))
             row = self.tables.new_row(np.array(ids, np.int64), 2 * size)
             assert row not in self.lists
-            self.lists[row], self.written[row] = ids, 2 * size
+            self.lists[row], self.written[row], self.told[row] = ids, 2 * size, 0
 
     @precondition(lambda self: self.lists)
     @rule(data=st.data())
@@ -50,11 +51,20 @@ class TablesAgainstLists(RuleBasedStateMachine):
         self.tables.set_last(np.array(rows), np.full(len(rows), block))
         for row in rows:
             self.lists[row][-1] = block
+            self.told[row] = min(self.told[row], len(self.lists[row]) - 1)
 
     @rule(shift=st.integers(0, 99))
     def rename(self, shift):
         self.tables.rename((np.arange(140) + shift) % 100)
         self.lists = {row: [(b + shift) % 100 for b in ids] for row, ids in self.lists.items()}
+        self.told = dict.fromkeys(self.told, 0)
+
+    @rule()
+    def untold(self):
+        rows, ids = self.tables.untold()
+        expected = [(r, b) for r in sorted(self.lists) for b in self.lists[r][self.told[r] :]]
+        assert list(zip(rows.tolist(), ids.tolist(), strict=True)) == expected
+        self.told = {row: len(ids) for row, ids in self.lists.items()}
 
     @invariant()
     def same(self):
