@@ -46,6 +46,7 @@ CompactionTrigger = Literal["manual", "threshold"]
 COMPACT_EVERY_STEPS: Final = 40
 _EVENTS_KEPT: Final = 4096
 _NOTHING: Final = Counters()
+_STATUS_NAMES: Final = {status: status.name.lower() for status in Status}
 
 
 class Engine:
@@ -903,31 +904,37 @@ class Engine:
         """Return the rows of all unfinished sequences, and how many attached programs hold."""
         with self.manager.lock:
             attached: list[Sequence | AttachedSequence] = [*self.clients.sequences()]
-            everyone = [*self.scheduler.running, *attached, *self.scheduler.waiting]
-            return self._rows_of(everyone[:MAX_SEQUENCES]), len(attached)
+            running, waiting = self.scheduler.running[:MAX_SEQUENCES], self.scheduler.waiting[:MAX_SEQUENCES]
+            return self._rows_of([*running, *attached, *waiting][:MAX_SEQUENCES]), len(attached)
 
     def _rows_of(self, sequences: Iterable[Sequence | AttachedSequence]) -> tuple[SequenceRow, ...]:
         manager = self.manager
-        shared, runs = manager.row_numbers()
+        # As lists of Python's numbers: taken out of an array one by one, they would cost most of a snapshot.
+        shared, runs = (numbers.tolist() for numbers in manager.row_numbers())
+        tokens, blocks = manager.tables.num_tokens.tolist(), manager.tables.num_blocks.tolist()
+        host_tokens, host_blocks = manager.host_tables.num_tokens.tolist(), manager.host_tables.num_blocks.tolist()
         rows = []
         for sequence in sequences:
-            tables, row = manager.tables, sequence.row
-            if row is None and sequence.host_row is not None:
-                tables, row = manager.host_tables, sequence.host_row
+            row, host_row = sequence.row, sequence.host_row
+            num_tokens = num_blocks = 0
+            if row is not None:
+                num_tokens, num_blocks = tokens[row], blocks[row]
+            elif host_row is not None:
+                num_tokens, num_blocks = host_tokens[host_row], host_blocks[host_row]
             rows.append(
                 SequenceRow(
                     seq_id=sequence.seq_id,
-                    row=sequence.row,
+                    row=row,
                     label=sequence.label,
-                    status=sequence.status.name.lower(),
+                    status=_STATUS_NAMES[sequence.status],
                     reason=sequence.reason,
                     num_prompt=sequence.num_prompt,
-                    num_tokens=0 if row is None else int(tables.num_tokens[row]),
+                    num_tokens=num_tokens,
                     num_target=sequence.num_target,
-                    num_blocks=0 if row is None else int(tables.num_blocks[row]),
-                    shared_blocks=0 if sequence.row is None else int(shared[sequence.row]),
+                    num_blocks=num_blocks,
+                    shared_blocks=0 if row is None else shared[row],
                     hit_blocks=sequence.hit_blocks,
-                    runs=0 if sequence.row is None else int(runs[sequence.row]),
+                    runs=0 if row is None else runs[row],
                     arrived_step=sequence.arrived_step,
                 )
             )
