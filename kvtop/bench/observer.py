@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from allocator.snapshot import Snapshot
 from kvtop.bench.figures import Figure, figure, ratio_figure
 from kvtop.engine_process import EngineProcess
 from kvtop.engine_setup import EngineOptions
@@ -91,26 +92,34 @@ def measure_observer(rounds: int, sizes: ObserverSizes) -> Iterator[Figure]:
 
 def _measure(source: LocalSource, pid: int, window_s: float, rate_hz: float | None) -> Window:
     """Let the engine run for a while, observed at ``rate_hz`` or at the two ends only."""
-    began_s, step, cpu_s = _mark(source, pid)
+    began_s, begin, cpu_s = _mark(source, pid)
+    focus = _following(begin, Focus())
     end_s, count = began_s + window_s, 0
     while (now_s := time.perf_counter()) < end_s:
         due_s = end_s if rate_hz is None else min(end_s, began_s + (count + 1) / rate_hz)
         if now_s < due_s:
             time.sleep(due_s - now_s)
         if rate_hz is not None:
-            source.read(Focus(), _READ_LIMIT_S)
+            snapshot = source.read(focus, _READ_LIMIT_S).snapshot
+            assert snapshot is not None
+            focus = _following(snapshot, focus)
             count += 1
-    ended_s, last_step, last_cpu_s = _mark(source, pid)
-    steps = last_step - step
+    ended_s, end, last_cpu_s = _mark(source, pid)
+    steps = end.step - begin.step
     per_cpu_s = steps / (last_cpu_s - cpu_s) if cpu_s is not None and last_cpu_s is not None else None
     return Window(steps / (ended_s - began_s), per_cpu_s, count)
 
 
-def _mark(source: LocalSource, pid: int) -> tuple[float, int, float | None]:
-    """Return the time, the engine's step, and its processor time so far. [s], steps, [s]"""
-    step = source.read(Focus(), _READ_LIMIT_S).snapshot
-    assert step is not None
-    return time.perf_counter(), step.step, _cpu_seconds(pid)
+def _following(snapshot: Snapshot, focus: Focus) -> Focus:
+    """Return what a console asks for next: the events it has not seen."""
+    return Focus(next_event=snapshot.events[-1].number + 1) if snapshot.events else focus
+
+
+def _mark(source: LocalSource, pid: int) -> tuple[float, Snapshot, float | None]:
+    """Return the time, the engine's state, and its processor time so far. [s], [s]"""
+    snapshot = source.read(Focus(), _READ_LIMIT_S).snapshot
+    assert snapshot is not None
+    return time.perf_counter(), snapshot, _cpu_seconds(pid)
 
 
 def _cpu_seconds(pid: int) -> float | None:
