@@ -89,7 +89,7 @@ class BlockArrays:
         ref_count: Block-table entries naming it, saturating at 65535. [n] uint16
         fill: Tokens in the block. [n] uint16
         owner: Sequence row of a holder, ``NO_ROW`` when none. [n] int32
-        last_used: Step of its last use. [n] uint32
+        last_used: Step in which its last holder gave it back; what has a holder is in use. [n] uint32
         hash64: First 64 bits of its key, 0 when it has none. [n] uint64
     """
 
@@ -110,6 +110,30 @@ class BlockArrays:
     def num_blocks(self) -> int:
         """Blocks in the arrays, retired ones included."""
         return len(self.state)
+
+
+class Baseline:
+    """What its writer knows about the content of one tier's place in the map, to write only what differs.
+
+    Attributes:
+        content: Whatever the writer left there from last time; ``None`` when nothing is known.
+    """
+
+    __slots__ = ("content",)
+
+    def __init__(self) -> None:
+        self.content: object | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MapPlace(BlockArrays):
+    """A map's own memory for one tier's arrays.
+
+    Attributes:
+        baseline: Lives as long as the place stays where it is, and nothing else writes there.
+    """
+
+    baseline: Baseline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,6 +188,8 @@ class BlockMapWriter:
         self._fd = fd
         self._offsets = (_PAGE, _PAGE)
         self._capacity_bytes = 0
+        #: For each buffer: its place and sizes, and what its two tiers were last written with.
+        self._baselines: list[tuple[tuple[int, int, int | None], tuple[Baseline, Baseline]] | None] = [None, None]
         self._extend_file(0, _PAGE)
         self._map = mmap.mmap(fd, _PAGE)
         self._header = _header_of(self._map)
@@ -193,12 +219,15 @@ class BlockMapWriter:
         places = self.begin(step, device.num_blocks, None if host is None else host.num_blocks)
         for place, arrays in zip(places, (device, host), strict=True):
             if place is not None and arrays is not None:
+                place.baseline.content = None
                 for name, _ in FIELDS:
                     np.copyto(getattr(place, name), getattr(arrays, name), casting="safe")
         self.finish()
 
-    def begin(self, step: int, num_device: int, num_host: int | None) -> tuple[BlockArrays, BlockArrays | None]:
+    def begin(self, step: int, num_device: int, num_host: int | None) -> tuple[MapPlace, MapPlace | None]:
         """Start a publication and return the map's own memory for its arrays, to be written before ``finish``.
+
+        It holds what the publication before the last left there, if ``baseline`` says so.
 
         Until ``finish`` readers see the publication before. The arrays must not be kept after it.
 
@@ -221,10 +250,16 @@ class BlockMapWriter:
         record["step"] = step
         record["device_blocks"] = num_device
         record["host_blocks"] = _NO_TIER if num_host is None else num_host
-        device = BlockArrays(**dict(_views(self._map, offset, num_device)))
+        layout = (offset, num_device, num_host)
+        known = self._baselines[version % 2]
+        if known is None or known[0] != layout:
+            known = self._baselines[version % 2] = (layout, (Baseline(), Baseline()))
+        of_device, of_host = known[1]
+        device = MapPlace(baseline=of_device, **dict(_views(self._map, offset, num_device)))
         if num_host is None:
             return device, None
-        return device, BlockArrays(**dict(_views(self._map, offset + _tier_bytes(num_device), num_host)))
+        offset += _tier_bytes(num_device)
+        return device, MapPlace(baseline=of_host, **dict(_views(self._map, offset, num_host)))
 
     def finish(self) -> None:
         """Make what was written since ``begin`` the newest publication."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.ids import BlockState
+from allocator.ids import BlockState, IdArray
 
 FREE: Final = 0
 SOLE: Final = 1
@@ -29,6 +29,35 @@ CACHED: Final = FREE | KEY
 #: Steps beyond this one are shown as this one: what a map's ``last_used`` can hold.
 LAST_STEP: Final = (1 << 32) - 1
 HOLDERS_MASK: Final = SOLE | SHARED
+
+
+class ChangeLog:
+    """Blocks of which something changed that their states need not show, once somebody wants to know.
+
+    Args:
+        room: Blocks it holds; with more it gives up until it is read again.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = self._left = room
+        self._noted: list[IdArray] | None = None
+
+    def note(self, block_ids: IdArray) -> None:
+        """Write these blocks down. [n]"""
+        if self._noted is None:
+            return
+        self._left -= len(block_ids)
+        if self._left < 0:
+            self._noted = None
+        else:
+            self._noted.append(block_ids.copy())
+
+    def take(self) -> IdArray | None:
+        """Return the blocks noted since the last call, repeats included; ``None`` when some may be missing. [n]"""
+        noted, self._noted, self._left = self._noted, [], self._room
+        if noted is None:
+            return None
+        return np.concatenate(noted) if noted else np.empty(0, np.int64)
 
 
 class BlockFacts:
@@ -47,6 +76,9 @@ class BlockFacts:
         uses: Hits since that insertion. [n] int32
         last_used: Step of its last release. [n] uint32
         num_flagged: Blocks with any flag, so that the usual case of none costs nothing.
+        rekeyed: Blocks that lost a key, or moved.
+        reused: Blocks with another ``last_used``.
+        unshared: Blocks that several held and that lost a holder.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -61,6 +93,8 @@ class BlockFacts:
         self.uses = np.zeros(num_blocks, np.int32)
         self.last_used = np.zeros(num_blocks, np.uint32)
         self.num_flagged = 0
+        # With more than an eighth of the pool written down, copying all of it costs no more.
+        self.rekeyed, self.reused, self.unshared = (ChangeLog(max(64, num_blocks // 8)) for _ in range(3))
 
     @property
     def num_blocks(self) -> int:
@@ -95,21 +129,6 @@ class BlockFacts:
         holders = self.state & HOLDERS_MASK
         return np.where(holders == SHARED, self.refs, (holders == SOLE).astype(np.int32))
 
-    def publish_states(self, out: NDArray[np.uint8]) -> None:
-        """Write every block's ``BlockState``. [n]"""
-        # The states that matter are single bits or single values: a few byte-wide passes beat any table.
-        state = self.state
-        np.multiply((state & HOLDERS_MASK) != 0, np.uint8(BlockState.ACTIVE), out=out)
-        out += (state == CACHED).view(np.uint8) * np.uint8(BlockState.CACHED)
-        out += (state == RESERVED).view(np.uint8) * np.uint8(BlockState.RESERVED)
-
-    def publish_ref_counts(self, out: NDArray[np.uint16]) -> None:
-        """Write every block's reference count, saturated. [n]"""
-        # SOLE and SHARED are single bits, so two cheap passes replace comparisons over wider types.
-        out[:] = self.state & SOLE
-        shared = ((self.state & SHARED) >> 1).view(np.bool_).nonzero()[0]
-        out[shared] = np.minimum(self.refs[shared], 65535)
-
     def move(self, sources: NDArray[np.int64], destinations: NDArray[np.int64]) -> None:
         """Give ``destinations`` everything ``sources`` are, flags aside; sources become free."""
         for array in self._moving():
@@ -119,3 +138,13 @@ class BlockFacts:
     def _moving(self) -> tuple[NDArray[Any], ...]:
         """Return the arrays that describe content, and so go with it when it moves."""
         return (self.state, self.refs, self.stamp, self.inserted, self.uses, self.last_used)
+
+
+def publish_states(state: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Write the ``BlockState`` that each of a pool's state bytes stands for. [n], [n]"""
+    # The states that matter are single bits or single values: a few byte-wide passes beat any table.
+    np.multiply((state & HOLDERS_MASK) != 0, np.uint8(BlockState.ACTIVE), out=out)
+    out += (state == CACHED).view(np.uint8) * np.uint8(BlockState.CACHED)
+    reserved = state == RESERVED
+    if reserved.any():
+        out += reserved.view(np.uint8) * np.uint8(BlockState.RESERVED)

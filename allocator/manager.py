@@ -20,10 +20,10 @@ from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, 
 from allocator.config import EngineConfig
 from allocator.content import TokenArray
 from allocator.errors import NotHeld, OutOfBlocks, Refused
-from allocator.facts import CACHED, LAST_STEP, SHARED
+from allocator.facts import CACHED, SHARED
 from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray, Tier
 from allocator.locks import CountedLock, SequenceLocks
-from allocator.metrics import run_starts
+from allocator.observing import TierObserver
 from allocator.plans import MovePlan, Moves
 from allocator.pool import BlockPool
 from allocator.prefix_cache import ROOT
@@ -91,6 +91,10 @@ class BlockManager:
         #: Held around an operation that copies: with sequence locks off, the allocator lock, so that it never lets go.
         self._whole: AbstractContextManager[object] = nullcontext() if config.sequence_locks else self.lock
         self._may_share_tails = False
+        self._observers: dict[Tier, TierObserver] = {
+            "device": TierObserver(self.device, self.tables, self.block_size),
+            "host": TierObserver(self.host, self.host_tables, self.block_size),
+        }
         storage.resize("device", config.num_blocks)
         storage.resize("host", config.num_swap_blocks)
 
@@ -415,30 +419,18 @@ class BlockManager:
     # -- for observers -------------------------------------------------------------------------------
 
     def arrays(self, tier: Tier, into: BlockArrays | None = None) -> BlockArrays | None:
-        """Copy one tier's arrays out; ``None`` for a host tier without blocks. Cost: O(blocks + entries).
+        """Copy one tier's arrays out; ``None`` for a host tier without blocks. Cost: as in ``TierObserver.write``.
 
         Args:
             tier: Which tier.
             into: Arrays of the pool's size to write to, such as a map's own memory; by default new ones.
         """
         with self.lock:
-            pool, tables = (self.device, self.tables) if tier == "device" else (self.host, self.host_tables)
+            pool = self.device if tier == "device" else self.host
             if pool.num_blocks == 0:
                 return None
-            facts = pool.facts
             out = into if into is not None else BlockArrays.empty(pool.num_blocks)
-            rows, position, ids = tables.entries()
-            facts.publish_states(out.state)
-            facts.publish_ref_counts(out.ref_count)
-            out.flags[:] = facts.flags
-            out.hash64[:] = pool.cache.hash64()
-            out.owner.fill(NO_ROW)
-            # Reversed, so that the first row of those that share a block is the one shown.
-            out.owner[ids[::-1]] = rows[::-1]
-            np.multiply(facts.state == CACHED, self.block_size, out=out.fill, dtype=np.uint16)
-            out.fill[ids] = np.clip(tables.num_tokens[rows] - position * self.block_size, 0, self.block_size)
-            out.last_used[:] = facts.last_used
-            out.last_used[ids] = min(pool.step, LAST_STEP)
+            self._observers[tier].write(out)
             return out
 
     def fenced_tails(self, rows: Rows) -> Rows:
@@ -451,11 +443,7 @@ class BlockManager:
     def row_numbers(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return how many blocks each device row shares, and in how many runs its table lies. [rows], [rows]"""
         with self.lock:
-            rows, position, ids = self.tables.entries()
-            shared = (self.device.facts.state[ids] & SHARED) != 0
-            starts = run_starts(ids, self.device.slab_size) | (position == 0)
-            n = len(self.tables.num_blocks)
-        return np.bincount(rows[shared], minlength=n), np.bincount(rows[starts], minlength=n)
+            return self._observers["device"].row_numbers()
 
     def slots(self, tier: Tier, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """Return the slots of a row's tokens ``start`` to ``stop``. [stop - start]"""

@@ -466,6 +466,9 @@ class BlockPool:
             # A stale entry of a destination must not come to life with the stamp of what moves there.
             self._order.forget_stale(facts)
         facts.move(sources, destinations)
+        for ids in (sources, destinations):
+            facts.rekeyed.note(ids)
+            facts.reused.note(ids)
         self._num_moving -= len(sources)
         self.cache.rename(sources, destinations)
         if cached.any():
@@ -535,6 +538,7 @@ class BlockPool:
         """Follow the cache, which gave the keys of these blocks to others; cached ones become free."""
         facts = self.facts
         ids = np.array(block_ids, np.int64)
+        facts.rekeyed.note(ids)
         idle = ids[facts.state[ids] == CACHED]
         facts.state[ids] &= ~np.uint8(KEY)
         self.num_cached -= len(idle)
@@ -545,6 +549,7 @@ class BlockPool:
     def _drop_shared(self, ids: IdArray) -> None:
         facts = self.facts
         facts.refs[ids] -= 1
+        facts.unshared.note(ids)
         alone = ids[facts.refs[ids] == 1]
         facts.state[alone] -= SHARED - SOLE
 
@@ -562,6 +567,7 @@ class BlockPool:
                 self._free.put_many(plain)
         if len(keyed):
             facts.state[keyed] = CACHED
+            facts.reused.note(keyed)
             facts.last_used[keyed] = min(self.step, LAST_STEP)
             if self.eviction == "lru":
                 facts.stamp[keyed] = self._releases
@@ -584,6 +590,7 @@ class BlockPool:
 
     def _uncache(self, block_ids: IdArray) -> None:
         self.cache.forget(block_ids)
+        self.facts.rekeyed.note(block_ids)
         self.facts.state[block_ids] = FREE
         self.num_cached -= len(block_ids)
         if self.facts.num_flagged:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from allocator.facts import publish_states
 from allocator.ids import BlockState
 from allocator.pool import BlockPool
 
@@ -160,7 +161,7 @@ class PoolModel:
         assert [pool.ref_count(b) for b in range(n)] == [self.ref(b) for b in range(n)]
         assert pool.facts.ref_counts().tolist() == [self.ref(b) for b in range(n)]
         published = np.empty(n, np.uint8)
-        pool.facts.publish_states(published)
+        publish_states(pool.facts.state, published)
         assert published.tolist() == [self.state(b) for b in range(n)]
         assert pool.facts.flags.tolist() == [self.flags.get(b, 0) for b in range(n)]
         assert {b: k for b in range(n) if (k := pool.cache.key_of(b)) is not None} == self.key

@@ -525,12 +525,44 @@ MUTANTS: tuple[Mutant, ...] = (
         "contiguity across slabs",
         "metrics.py",
         "metrics",
-        (
-            (
-                "starts[1:] = (np.diff(block_ids) != 1) | (block_ids[1:] % slab_size == 0)",
-                "starts[1:] = np.diff(block_ids) != 1",
-            ),
-        ),
+        (("        starts |= block_ids % slab_size == 0\n", "        pass\n"),),
+    ),
+    # -- observing --
+    Mutant(
+        "the map forgets changes that only the other buffer got",
+        "observing.py",
+        "observing",
+        (("            for place in self._places:\n", "            for place in self._places[-1:]:\n"),),
+    ),
+    Mutant(
+        "a shared block keeps its owner when that one leaves",
+        "observing.py",
+        "observing",
+        (("        out.owner[looks[-1].shared] = looks[-1].first_rows\n", ""),),
+    ),
+    Mutant(
+        "a block whose other holders left keeps their row",
+        "observing.py",
+        "observing",
+        (("if ((facts.state[unshared] & HOLDERS_MASK) == SOLE).any():", "if False:"),),
+    ),
+    Mutant(
+        "a tail that filled up stays partial in the map",
+        "observing.py",
+        "observing",
+        (("        out.fill[written.partial] = self._usual_fill(facts.state[written.partial])\n", ""),),
+    ),
+    Mutant(
+        "the map keeps the key of a block that was evicted and used again",
+        "pool.py",
+        "observing",
+        (("        self.facts.rekeyed.note(block_ids)\n", ""),),
+    ),
+    Mutant(
+        "a row that is used again is told of in part",
+        "block_table.py",
+        "block_table observing",
+        (("        self._told[row] = 0\n", ""),),
     ),
     # -- free_list --
     Mutant(

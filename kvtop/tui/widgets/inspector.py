@@ -65,7 +65,7 @@ def block_facts(view: View, block: BlockRef) -> BlockFacts | None:
         holders=_holders(view, block, snapshot),
         key=f"{key:016x}" if key else "none",
         fill=fmt.UNKNOWN if empty else f"{int(arrays.fill[b])}/{snapshot.block_size} tokens",
-        last_use="never" if unused else _ago(steps),
+        last_use="in use" if state is BlockState.ACTIVE else "never" if unused else _ago(steps),
         slab=str(b // snapshot.slab_size) if snapshot.slab_size else fmt.UNKNOWN,
         flags=", ".join(names) or "none",
     )
