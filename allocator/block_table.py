@@ -115,6 +115,12 @@ class BlockTables:
         self._arena[start + used : start + needed] = block_ids
         self.num_blocks[row] = needed
 
+    def cut(self, row: int, num_blocks: int) -> IdArray:
+        """Shorten one row's table to ``num_blocks`` and return the ids cut off, last first. [n]"""
+        ids: IdArray = self.table(row)[num_blocks:][::-1].copy()
+        self.num_blocks[row] = num_blocks
+        return ids
+
     def last(self, rows: NDArray[np.int64]) -> IdArray:
         """Return the last block of each row; every row has one. [n]"""
         last: IdArray = self._arena[self._start[rows] + self.num_blocks[rows] - 1]

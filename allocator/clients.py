@@ -85,6 +85,7 @@ class AttachedSequence:
 
     status: Final = Status.RUNNING
     reason: Final = ""
+    priority: Final = 0
     host_row: Final = None
     num_target: Final = None
 

@@ -112,6 +112,12 @@ class Unpin(_Command, frozen=True, tag=True):
     block_ids: tuple[int, ...]
 
 
+class SetPolicy(_Command, frozen=True, tag=True):
+    """Order the queue by another policy from here on."""
+
+    policy: Literal["fcfs", "priority", "sjf"]
+
+
 class SetWatermark(_Command, frozen=True, tag=True):
     """Keep this share of the pool allocatable when admitting."""
 
@@ -160,6 +166,7 @@ Command: TypeAlias = (
     | EvictCached
     | Pin
     | Unpin
+    | SetPolicy
     | SetWatermark
     | SetAutoCompaction
     | VerifyContents

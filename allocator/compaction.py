@@ -44,11 +44,17 @@ class PoolShape:
         return np.flatnonzero(mask)
 
 
-def plan_pack_low(shape: PoolShape, max_moves: int | None = None) -> MovePlan:
-    """Return moves that bring all held blocks below a boundary; the fewest are the held blocks above it."""
+def plan_pack_low(shape: PoolShape, max_moves: int | None = None, *, keep_cached: bool = False) -> MovePlan:
+    """Return moves that bring all held blocks below a boundary; the fewest are the held blocks above it.
+
+    Args:
+        shape: The pool.
+        max_moves: Budget in blocks; ``None`` is no limit.
+        keep_cached: Leave out every move for which a cached block would have to be evicted.
+    """
     boundary = pack_boundary(shape)
     below = np.arange(shape.num_blocks) < boundary
-    return _clear(shape, window=~below, targets=below, max_moves=max_moves)
+    return _clear(shape, window=~below, targets=below, max_moves=max_moves, keep_cached=keep_cached)
 
 
 def pack_boundary(shape: PoolShape) -> int:
@@ -163,17 +169,28 @@ def plan_shrink(shape: PoolShape, num_blocks: int) -> MovePlan:
     return MovePlan((Moves(sources, targets, evicted),))
 
 
-def _clear(shape: PoolShape, window: NDArray[np.bool_], targets: NDArray[np.bool_], max_moves: int | None) -> MovePlan:
+def _clear(
+    shape: PoolShape,
+    window: NDArray[np.bool_],
+    targets: NDArray[np.bool_],
+    max_moves: int | None,
+    *,
+    keep_cached: bool = False,
+) -> MovePlan:
     """Return moves of the held blocks in ``window`` to free blocks in ``targets``, then to cached ones there."""
     sources = shape.ids(shape.held & window)[::-1]
     free_targets, elsewhere = shape.ids(shape.free & targets), shape.ids(shape.free & window)
-    left = 0
+    num_sources = len(sources)
+    if keep_cached:
+        # Past the free targets each needs a free block in the window, for the cached one in its way, and two moves.
+        saved_at_most = len(elsewhere) if max_moves is None else max(0, (max_moves - len(free_targets)) // 2)
+        sources = sources[: len(free_targets) + min(len(elsewhere), saved_at_most)]
     if max_moves is not None:
         # Past the free targets a move costs two, as long as the cached block in its way can be saved.
         affordable = max((max_moves + len(free_targets)) // 2, max_moves - len(elsewhere), 1)
         count = min(len(sources), max_moves if max_moves <= len(free_targets) else affordable)
-        left = len(sources) - count
         sources, elsewhere = sources[:count], elsewhere[: max_moves - count]
+    left = num_sources - len(sources)
     if len(sources) == 0:
         return MovePlan((), left)
     free_targets = free_targets[: len(sources)]

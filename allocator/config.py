@@ -12,6 +12,7 @@ from allocator.geometry import find_geometry
 
 MAX_BLOCK_SIZE: Final = 1024
 MAX_BLOCKS: Final = 1 << 26
+MAX_PREFILL_TOKENS: Final = 1 << 30
 #: Virtual seconds of one engine step: one decode iteration.
 STEP_S: Final = 0.025
 
@@ -20,6 +21,7 @@ PreemptMode = Literal["swap", "recompute"]
 Eviction = Literal["lru", "fifo", "lfu"]
 ExecutorMode = Literal["thread", "inline"]
 CompactMode = Literal["off", "manual", "auto"]
+Policy = Literal["fcfs", "priority", "sjf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class EngineConfig:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:i``.
         num_swap_blocks: Host pool size; 0 means no host tier.
         slab_blocks: Blocks a storage slab; ``None`` is the whole first pool. Small slabs let a shrink give memory back.
+        policy: Who is admitted first: by arrival, by class, or who has the fewest tokens left.
+        prefill_tokens: Prompt tokens computed a step, at most; 0 is no limit. Serial runs have none.
         preempt: How a running sequence gives its blocks back.
         eviction: Which cached block goes first.
         prefix_cache: Whether full blocks are kept and found again by content.
@@ -45,6 +49,7 @@ class EngineConfig:
         watermark_ratio: Share of the pool kept allocatable when admitting.
         compact: ``off`` refuses compaction, ``manual`` waits for the operator, ``auto`` acts at the threshold.
         compact_threshold_ratio: External fragmentation at which ``auto`` compacts.
+        compact_budget: Blocks that ``auto`` moves a step, at most.
         max_running: Sequences that may run at once.
         serial: Each request alone, in file order, arrival times ignored.
         stamp: Write a pattern into every slot and check it.
@@ -58,6 +63,8 @@ class EngineConfig:
     device: str = "auto"
     num_swap_blocks: int = 2048
     slab_blocks: int | None = None
+    policy: Policy = "fcfs"
+    prefill_tokens: int = 8192
     preempt: PreemptMode = "swap"
     eviction: Eviction = "lru"
     prefix_cache: bool = True
@@ -69,6 +76,7 @@ class EngineConfig:
     watermark_ratio: float = 0.01
     compact: CompactMode = "manual"
     compact_threshold_ratio: float = 0.5
+    compact_budget: int = 256
     max_running: int = 256
     serial: bool = False
     stamp: bool = False
@@ -80,8 +88,11 @@ class EngineConfig:
         _whole("--block-size", self.block_size, 1, MAX_BLOCK_SIZE)
         _whole("--swap-blocks", self.num_swap_blocks, 0, MAX_BLOCKS)
         _whole("--max-running", self.max_running, 1, 65536)
+        _whole("--prefill-tokens", self.prefill_tokens, 0, MAX_PREFILL_TOKENS)
+        _whole("--compact-budget", self.compact_budget, 1, MAX_BLOCKS)
         if self.slab_blocks is not None:
             _whole("--slab-blocks", self.slab_blocks, 1, MAX_BLOCKS)
+        _choice("--policy", self.policy, ("fcfs", "priority", "sjf"))
         _choice("--preempt", self.preempt, ("swap", "recompute"))
         _choice("--eviction", self.eviction, ("lru", "fifo", "lfu"))
         _choice("--key-hash", self.key_hash, ("xxh3", "sha256"))

@@ -20,6 +20,7 @@ from allocator.commands import (
     Resize,
     Resume,
     SetAutoCompaction,
+    SetPolicy,
     SetSpeed,
     SetWatermark,
     Step,
@@ -62,7 +63,7 @@ def apply(engine: Engine, command: Command) -> Outcome:
     started = time.perf_counter()
     try:
         intended = _plan_alone(engine, command)
-        if len(engine.copies) and not isinstance(command, SubmitLoad | SetWatermark | SetAutoCompaction):
+        if len(engine.copies) and not isinstance(command, SubmitLoad | SetPolicy | SetWatermark | SetAutoCompaction):
             # What can be done at all finds no copy under way, and leaves none.
             engine.settle()
             intended = _plan_alone(engine, command)
@@ -193,6 +194,10 @@ def _plan(engine: Engine, command: Command) -> Plan:
             if outside or not block_ids:
                 raise Refused(f"blocks are numbered 0 to {device.num_blocks - 1}")
             return Plan(summary=f"{command_name(command)} {_count(len(block_ids), 'block')}")
+        case SetPolicy(policy):
+            first, then = engine.scheduler.next_waiting(), engine.scheduler.next_waiting(policy)
+            goes = f", sequence {then.seq_id} goes next" if then is not None and then is not first else ""
+            return Plan(summary=f"policy {policy}{goes}")
         case SetWatermark(ratio):
             check_ratio("watermark", ratio)
             return Plan(summary=f"watermark {ratio:g}", effects=(Effect("watermark", engine.watermark_ratio, ratio),))
@@ -239,7 +244,7 @@ def _apply(engine: Engine, command: Command) -> str:
                 raise Refused("the copy failed; see the events")
             return f"sequence {seq_id} swapped in"
         case Compact(goal, run_blocks, max_moves):
-            moves = engine.run_moves(lambda: manager.plan_compaction(goal, run_blocks, max_moves), "manual")
+            moves = engine.compactor.run_now(lambda: manager.plan_compaction(goal, run_blocks, max_moves), command)
             left = f", {moves.left} moves left by the budget" if moves.left else ""
             return f"compacted, {goal}: {_count(moves.moved_blocks, 'block')} moved{left}"
         case Resize(num_blocks):
@@ -254,10 +259,15 @@ def _apply(engine: Engine, command: Command) -> str:
         case Unpin(block_ids):
             manager.unpin(np.asarray(block_ids, np.int64))
             return f"{_count(len(block_ids), 'block')} unpinned"
+        case SetPolicy(policy):
+            engine.scheduler.set_policy(policy)
+            return f"policy set to {policy}"
         case SetWatermark(ratio):
             engine.watermark_ratio = ratio
             return f"watermark set to {ratio:g}"
         case SetAutoCompaction(mode, threshold_ratio):
+            if mode != "auto":
+                engine.compactor.stop_auto()
             engine.compact, engine.compact_threshold_ratio = mode, threshold_ratio
             return f"compaction set to {mode}, threshold {threshold_ratio:g}"
         case VerifyContents():

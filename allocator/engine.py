@@ -11,19 +11,21 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from allocator import control, invariants
+from allocator.admission import Chunk, Round
 from allocator.block_map import BlockArrays
 from allocator.clients import AttachedSequence, ClientRegistry
 from allocator.commands import Command
+from allocator.compactor import Compactor
 from allocator.config import STEP_S, EngineConfig
 from allocator.content import Request, slot_stamps
-from allocator.errors import InvariantViolation, OutOfBlocks, Refused, StorageError
+from allocator.errors import InvariantViolation, NoContiguousRun, OutOfBlocks, Refused, StorageError
 from allocator.events import Event, EventKind
 from allocator.executor import Executor
 from allocator.faults import FaultInjector
@@ -31,19 +33,20 @@ from allocator.faulty_storage import FaultyStorage
 from allocator.geometry import find_geometry
 from allocator.ids import IdArray, SeqId, Status, Tier
 from allocator.manager import BlockManager, Extension
-from allocator.metrics import external_ratio, run_lengths
 from allocator.pipeline import Pipeline
-from allocator.plans import MovePlan, Outcome, Plan
+from allocator.plans import Outcome, Plan
 from allocator.scheduler import Scheduler
 from allocator.sequence import Sequence
-from allocator.snapshot import MAX_SEQUENCES, Counters, SequenceRow, Snapshot
+from allocator.snapshot import (
+    MAX_SEQUENCES,
+    Counters,
+    SequenceRow,
+    Snapshot,
+)
 from allocator.storage import NoStorage, Storage
+from allocator.thrash import ThrashGuard
 from allocator.transfers import Transfer
 
-CompactionTrigger = Literal["manual", "threshold"]
-
-#: Steps between two looks at fragmentation in auto mode: once a virtual second.
-COMPACT_EVERY_STEPS: Final = 40
 _EVENTS_KEPT: Final = 4096
 _NOTHING: Final = Counters()
 _STATUS_NAMES: Final = {status: status.name.lower() for status in Status}
@@ -81,11 +84,14 @@ class Engine:
         faulty = FaultyStorage(storage or _make_storage(config), rates=dict(config.inject), seed=config.seed)
         self.manager = BlockManager(config, faulty)
         self.faults = FaultInjector(config, faulty)
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(config.policy)
+        self.thrash = ThrashGuard(config.max_running)
+        self.compactor = Compactor(self)
         executor = Executor(lambda job: self.manager.storage.copy(job), config.executor)
         self.copies = Pipeline(self.manager, executor, config.copy_gb_per_s * 1e9)
         self._moving: dict[int, Sequence] = {}
-        self._moves: _MoveRun | None = None
+        #: Device rows that gave way since a step began to give prompt tokens out.
+        self._given_way: list[int] = []
         self.step = 0
         self.stuck_reason: str | None = None
         self.watermark_ratio = config.watermark_ratio
@@ -98,7 +104,6 @@ class Engine:
         self._requests = iter(requests)
         self._next_request: Request | None = None
         self._fetch()
-        self._next_compaction_look = COMPACT_EVERY_STEPS
         self._evictions_told = 0
         self.clients = ClientRegistry(self.manager, self._new_seq_id, self._client_keep)
 
@@ -164,36 +169,44 @@ class Engine:
             return 0
         self._take_arrivals()
         manager.device.step = self.step
+        if self.thrash.limit is not None:
+            self._tell(self.thrash.pass_time(self.step))
         decoding, targets, short = self._make_room()
-        num_running = len(scheduler.running)
-        admitted = [] if short else self._admit()
+        chunks: list[Chunk] = []
+        if scheduler.waiting or scheduler.prefilling:
+            self._given_way.clear()
+            # Who was just preempted need not come back in the same step.
+            chunks = Round(self, may_start=not short).give_out()
+            if self._given_way:
+                short = True
+                stay = ~np.isin(decoding, self._given_way)
+                decoding, targets = decoding[stay], targets[stay]
         self._tell_evictions()
-        if not len(decoding) and not admitted:
+        if not len(decoding) and not chunks:
             if not scheduler.running and not short:
                 return self._idle(budget)
-            steps = self._steps_to_change(budget) if len(self.copies) else 1
+            steps = self._steps_to_change(budget) if len(self.copies) and not short else 1
             self.step += steps
             return steps
         self.stuck_reason = None
         self._counters.peak_active = max(self._counters.peak_active, manager.device.num_active)
 
-        started = len(scheduler.running) > num_running
-        steps = 1 if started else self._quiet_steps(decoding, targets, budget)
+        # After a preemption the queue has not been tried with the room that is left.
+        steps = 1 if short or scheduler.prefilling else self._quiet_steps(decoding, targets, budget)
         if len(decoding):
             if self.config.stamp:
                 self._stamp_decoded(decoding, steps)
             manager.write(decoding, steps)
             self._counters.generated_tokens += steps * len(decoding)
-        for sequence, matched in admitted:
-            self._finish_prefill(sequence, matched)
+        for chunk in chunks:
+            self._compute(chunk)
         # What happens at the end of skipped steps happens in the last of them.
         self.step += steps - 1
         manager.device.step = self.step
         self._commit(decoding, targets)
         self.step += 1
-        if self.compact == "auto" and self.step >= self._next_compaction_look:
-            self._next_compaction_look = self.step + COMPACT_EVERY_STEPS
-            self._compact_if_fragmented()
+        if self.compact == "auto" and self.step >= self.compactor.auto.next_look:
+            self.compactor.look()
             self._tell_evictions()
         return steps
 
@@ -211,7 +224,9 @@ class Engine:
         if self.copies.next_due is not None:
             steps = min(steps, self.copies.next_due - self.step)
         if self.compact == "auto":
-            steps = min(steps, self._next_compaction_look - self.step)
+            steps = min(steps, self.compactor.auto.next_look - self.step)
+        if (change := self.thrash.next_change()) is not None:
+            steps = min(steps, change - self.step)
         return max(1, steps)
 
     def _idle(self, budget: int) -> int:
@@ -235,6 +250,8 @@ class Engine:
         if self._next_request is None or (self.config.serial and self.scheduler.waiting):
             return 0
         steps = min(budget, max(1, self._arrival_step(self._next_request) - self.step))
+        if (change := self.thrash.next_change()) is not None:
+            steps = min(steps, change - self.step)
         self.step += steps
         return steps
 
@@ -274,6 +291,8 @@ class Engine:
                 needed,
             )
             return None
+        if request.contiguous:
+            self.compactor.auto.saw_contiguous(self.step, needed)
         self.scheduler.add_waiting(
             Sequence(
                 seq_id,
@@ -308,8 +327,21 @@ class Engine:
 
     # -- scheduling ----------------------------------------------------------------------------------
 
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that a step computes at most; 0 is no limit."""
+        # Alone, a prompt in pieces gains nothing, and whole prompts have one right answer whatever the budget.
+        return 0 if self.config.serial else self.config.prefill_tokens
+
+    @property
+    def running_limit(self) -> int:
+        """Sequences that may run at once: as configured, or fewer while preemptions gain nothing."""
+        if self.config.serial:
+            return 1
+        return self.config.max_running if self.thrash.limit is None else self.thrash.limit
+
     def _make_room(self) -> tuple[IdArray, IdArray, bool]:
-        """Give running sequences room for their next token, preempting the last arrived when blocks are short.
+        """Give decoding sequences room for their next token, preempting whoever gives way first when blocks are short.
 
         A sequence whose last block is being copied, or that finds no block while some are on their way, sits this step
         out.
@@ -317,9 +349,12 @@ class Engine:
         Returns:
             Rows that decode in this step, the tokens at which each finishes, and whether blocks were short. [d], [d]
         """
-        manager, short = self.manager, False
+        manager, scheduler, short = self.manager, self.scheduler, False
+        for sequence in list(scheduler.prefilling.values()):
+            if manager.tables.num_tokens[sequence.row] >= sequence.num_tokens:
+                scheduler.begin_decoding(sequence)
         while True:
-            rows, targets = self.scheduler.rows()
+            rows, targets = scheduler.rows()
             ready = self._writable(rows)
             if ready is not None:
                 rows, targets = rows[ready], targets[ready]
@@ -329,7 +364,7 @@ class Engine:
                 need, room = manager.plan_extension(rows), manager.device.num_allocatable
                 if need.num_blocks <= room:
                     return *self._extend(rows, targets, need), short
-                if self._can_wait(need.num_blocks - room):
+                if self.can_wait(need.num_blocks - room):
                     needy = np.isin(rows, np.concatenate((need.growing, need.copying)))
                     fits = ~needy | (np.cumsum(needy) <= room)
                     rows, targets = rows[fits], targets[fits]
@@ -338,9 +373,11 @@ class Engine:
                     return *self._extend(rows, targets, manager.plan_extension(rows)), True
             short = True
             self._counters.failures_capacity += 1
-            self.preempt(self.scheduler.running[-1], self.config.preempt)
+            victim = scheduler.next_victim()
+            assert victim is not None
+            self.preempt_for_room(victim)
 
-    def _can_wait(self, missing: int) -> bool:
+    def can_wait(self, missing: int) -> bool:
         """Whether copies under way will give ``missing`` blocks, or nobody can be preempted before one has ended."""
         return missing <= self.copies.pending_blocks or (self.config.preempt == "swap" and not self.copies.has_room)
 
@@ -359,23 +396,56 @@ class Engine:
         copying = need.copying
         if not len(copying):
             return rows, targets
-        # Without a slot in the queue they try again at the next step.
-        self.copies.start(
-            lambda: manager.transfers.begin_copy_on_write(copying),
-            self.step,
-            lambda: None,
-            lambda error: self._recompute_copying(copying, error),
-        )
+        self._copy_on_write(copying)
         at_once = ~np.isin(rows, copying)
         # A block that is being copied must not change; the last of its writers waits too.
         at_once &= ~np.isin(rows, manager.fenced_tails(rows))
         return rows[at_once], targets[at_once]
+
+    def _copy_on_write(self, rows: IdArray) -> None:
+        """Begin to give each of these rows a last block of its own; without a slot they try again at the next step."""
+        self.copies.start(
+            lambda: self.manager.transfers.begin_copy_on_write(rows),
+            self.step,
+            lambda: None,
+            lambda error: self._recompute_copying(rows, error),
+        )
 
     def _recompute_copying(self, rows: IdArray, error: StorageError) -> None:
         """Preempt sequences whose copy-on-write failed: computing anew needs no copy, so it cannot fail too."""
         self.emit("fault", f"copy-on-write failed: {error}")
         for row in rows.tolist():
             self.preempt(self.scheduler.by_row[row], "recompute")
+
+    def make_writable(self, row: int) -> bool:
+        """Return whether the next token of a row may be written now; begin the copy of a shared last block.
+
+        Raises:
+            OutOfBlocks: None is left for that copy.
+        """
+        rows = np.array([row])
+        ready = self._writable(rows)
+        if ready is not None and not ready.all():
+            return False
+        manager = self.manager
+        with manager.lock:
+            copying = manager.plan_extension(rows).copying
+            if len(copying):
+                manager.require(1, 0)
+                self._copy_on_write(copying)
+        return not len(copying)
+
+    def preempt_for_room(self, sequence: Sequence) -> None:
+        """Preempt a running sequence since another finds no blocks, and weigh whether that still pays."""
+        assert sequence.row is not None
+        lost = int(self.manager.tables.num_tokens[sequence.row])
+        self.preempt(sequence, self.config.preempt)
+        generated, running = self._counters.generated_tokens, len(self.scheduler.running)
+        self._tell(self.thrash.preempted(self.step, lost, generated, running))
+
+    def _tell(self, text: str | None) -> None:
+        if text is not None:
+            self.emit("note", text)
 
     def preempt(self, sequence: Sequence, mode: str) -> str:
         """Take a running sequence off the device: by swap while the host tier has room, else by recompute.
@@ -384,22 +454,34 @@ class Engine:
             How: ``swap`` or ``recompute``.
         """
         self.settle_for(sequence)
-        assert sequence.row is not None
+        if sequence.row is None:
+            return "recompute"  # a copy that it waited for has failed meanwhile
+        self.manager.trim(sequence.row)  # in the middle of a step it may have got room for a token it never wrote
+        self._given_way.append(sequence.row)
         blocks = int(self.manager.tables.num_blocks[sequence.row])
+        room, asked = self.manager.host.num_allocatable, mode
         if mode != "swap" or not self._start_swap_out(sequence, preempted=True):
             mode = "recompute"
             self.scheduler.stop(sequence)
             self._to_recompute(sequence)
             self.scheduler.add_waiting(sequence)
         sequence.resumed = True
-        sequence.reason = f"preempted by {mode}"
+        if asked == "swap" and room < blocks:
+            sequence.reason_kind = "host-full"
+            sequence.reason = f"host tier full: {blocks} blocks needed, {room} free; to be computed again"
         self.emit("preempt", f"sequence {sequence.seq_id} preempted by {mode}", sequence.seq_id, blocks)
         return mode
+
+    @staticmethod
+    def _note_progress(sequence: Sequence, num_tokens: int) -> None:
+        """Note how far a sequence that leaves the device has come."""
+        sequence.num_computed = num_tokens
+        sequence.num_tokens = max(sequence.num_tokens, num_tokens)
 
     def _to_recompute(self, sequence: Sequence) -> None:
         """Release what a sequence that has left the running set holds on the device, to be computed anew."""
         assert sequence.row is not None
-        sequence.num_tokens = int(self.manager.tables.num_tokens[sequence.row])
+        self._note_progress(sequence, int(self.manager.tables.num_tokens[sequence.row]))
         self.manager.free(sequence.row)
         sequence.row, sequence.status = None, Status.WAITING
         self._counters.preemptions_recompute += 1
@@ -413,7 +495,6 @@ class Engine:
             assert transfer is not None
             del self._moving[row]
             sequence.row, sequence.host_row, sequence.transfer = None, transfer.host_row, None
-            sequence.num_tokens = int(self.manager.host_tables.num_tokens[transfer.host_row])
             counters.preemptions_swap += preempted
             counters.swap_out_blocks += len(transfer.job.sources)
             counters.swap_out_bytes += len(transfer.job.sources) * self.manager.storage.block_bytes
@@ -436,6 +517,7 @@ class Engine:
             return False
         self.scheduler.stop(sequence)
         sequence.status, sequence.transfer = Status.SWAPPED, transfer
+        self._note_progress(sequence, int(self.manager.tables.num_tokens[row]))
         self._moving[row] = sequence
         self.scheduler.add_waiting(sequence)
         return True
@@ -445,7 +527,7 @@ class Engine:
         self.settle_for(sequence)
         if not self._start_swap_out(sequence, preempted=False):
             return False
-        sequence.held, sequence.resumed, sequence.reason = True, True, "held by the operator"
+        sequence.held, sequence.resumed = True, True
         self.settle()
         if sequence.host_row is None:
             return False
@@ -466,7 +548,7 @@ class Engine:
         def begin() -> Transfer:
             transfer = self.manager.transfers.begin_swap_in(host_row, sequence.keys, tokens=sequence.tokens, keep=keep)
             begun.append(transfer)
-            sequence.transfer, sequence.reason = transfer, "on its way back to the device"
+            sequence.transfer = transfer
             self._moving[transfer.row] = sequence
             return transfer
 
@@ -485,7 +567,6 @@ class Engine:
             sequence.transfer = None
             if sequence.held:
                 self.emit("fault", f"swap in failed: {error}", sequence.seq_id)
-                sequence.reason = "held by the operator"
                 return
             # Computing anew needs no copy, so it cannot fail again and again.
             self.emit("fault", f"swap in failed, to be computed anew: {error}", sequence.seq_id)
@@ -504,6 +585,10 @@ class Engine:
         self.start_swap_in(sequence)
         self.settle()
         return sequence.status is Status.RUNNING
+
+    def coming_in(self) -> list[Sequence]:
+        """Return the sequences on their way back to the device."""
+        return [s for s in self._moving.values() if s.row is None]
 
     def settle(self) -> None:
         """Commit every copy under way, due or not.
@@ -525,58 +610,15 @@ class Engine:
         if sequence.transfer is not None or (row is not None and self.manager.sequences.any_taken((row,))):
             self.settle()
 
-    def _admit(self) -> list[tuple[Sequence, int]]:
-        """Start waiting sequences in order while they fit; return those to prefill, with their matched blocks."""
-        admitted: list[tuple[Sequence, int]] = []
-        scheduler, manager = self.scheduler, self.manager
-        while (sequence := scheduler.next_waiting()) is not None:
-            if sequence.transfer is not None:
-                break  # on its way out: nobody behind it starts before it can
-            num_running = len(scheduler.running) + self.copies.count("swap-in")
-            alone = num_running == 0
-            if num_running >= (1 if self.config.serial else self.config.max_running):
-                sequence.reason = f"{num_running} sequences run, the limit"
-                break
-            # The watermark is waived when nothing runs, or a large sequence could wait for ever.
-            keep = watermark = 0 if alone else math.ceil(self.watermark_ratio * manager.device.num_blocks)
-            if sequence.resumed and sequence.num_tokens % self.config.block_size == 0:
-                keep += 1  # its next token starts a block: do not bring it back just to preempt it again
-            try:
-                if sequence.host_row is not None:
-                    if not self.start_swap_in(sequence, keep=keep):
-                        sequence.reason = f"{self.copies.executor.capacity} copies are under way, the limit"
-                        break
-                    continue
-                admission = manager.admit(sequence.keys, sequence.num_tokens, tokens=sequence.tokens, keep=keep)
-            except OutOfBlocks as error:
-                if (
-                    alone
-                    and not len(self.copies)
-                    and manager.blocks_for(sequence.num_target) > manager.device.num_blocks
-                ):
-                    self._refuse_late(sequence)
-                    continue
-                room = f"{error.needed} blocks needed, {error.allocatable} allocatable"
-                within = error.needed - watermark <= error.allocatable
-                sequence.reason = f"{'watermark' if within else 'capacity'}: {room}"
-                break
-            sequence.row = admission.row
-            scheduler.start(sequence)
-            if not sequence.resumed:
-                self._count_query(sequence, admission.hit_blocks)
-            # Whoever finds these keys runs no earlier than the step that computes their blocks: this one.
-            matched, full = admission.matched_blocks, sequence.num_tokens // self.config.block_size
-            self._publish(sequence, matched, full)
-            admitted.append((sequence, matched))
-            self.emit(
-                "admit",
-                f"sequence {sequence.seq_id} admitted, {admission.hit_blocks} blocks hit",
-                sequence.seq_id,
-                int(manager.tables.num_blocks[admission.row]),
-            )
-        return admitted
+    def note_contiguous_failure(self, sequence: Sequence, error: NoContiguousRun) -> None:
+        """Note that the first in the queue waits for one run of blocks."""
+        if sequence.reason_kind != "contiguous":
+            self._counters.failures_contiguous += 1
+            self.compactor.auto.saw_contiguous(self.step, error.needed, failed=True)
+        self.compactor.contiguous_wanted = error.needed
 
-    def _count_query(self, sequence: Sequence, hit_blocks: int) -> None:
+    def count_query(self, sequence: Sequence, hit_blocks: int) -> None:
+        """Count what the prefix cache was asked for and gave when a sequence was first admitted."""
         counters, block_size = self._counters, self.config.block_size
         sequence.hit_blocks = hit_blocks
         counters.prompt_tokens += sequence.num_prompt
@@ -599,16 +641,17 @@ class Engine:
         stamps = slot_stamps(np.concatenate(tokens), np.concatenate(positions))
         manager.storage.write_stamps("device", np.concatenate(slots), stamps)
 
-    def _finish_prefill(self, sequence: Sequence, matched: int) -> None:
-        """Write what admission did not find in the prefix cache."""
+    def _compute(self, chunk: Chunk) -> None:
+        """Write the tokens of a chunk."""
+        sequence, start, stop = chunk
         assert sequence.row is not None
-        manager, size = self.manager, self.config.block_size
-        if self.config.stamp and matched * size < sequence.num_tokens:
-            start, stop = matched * size, sequence.num_tokens
-            slots = manager.slots("device", sequence.row, start, stop)
+        if sequence.resumed:
+            self._counters.recomputed_tokens += max(0, min(stop, sequence.num_computed) - start)
+        if self.config.stamp and start < stop:
+            slots = self.manager.slots("device", sequence.row, start, stop)
             stamps = slot_stamps(sequence.content.tokens(start, stop), np.arange(start, stop, dtype=np.int64))
-            manager.storage.write_stamps("device", slots, stamps)
-        if sequence.num_tokens == sequence.num_target:
+            self.manager.storage.write_stamps("device", slots, stamps)
+        if stop == sequence.num_target:
             self._finish(sequence)
 
     def _commit(self, rows: IdArray, targets: IdArray) -> None:
@@ -625,11 +668,11 @@ class Engine:
             sequence, written = by_row[int(rows[i])], int(tokens[i])
             block = written // size
             if written % size == 0 and block <= len(sequence.keys):
-                self._publish(sequence, block - 1, block)
+                self.publish(sequence, block - 1, block)
             if written == sequence.num_target:
                 self._finish(sequence)
 
-    def _publish(self, sequence: Sequence, first: int, stop: int) -> None:
+    def publish(self, sequence: Sequence, first: int, stop: int) -> None:
         """Let full blocks ``first`` to ``stop`` of a sequence be found by their content, as far as they have keys."""
         assert sequence.row is not None
         size, keys = self.config.block_size, sequence.keys[first:stop]
@@ -649,7 +692,7 @@ class Engine:
         self._counters.cancelled += 1
         self.emit("cancel", f"sequence {sequence.seq_id} cancelled", sequence.seq_id)
 
-    def _refuse_late(self, sequence: Sequence) -> None:
+    def refuse_late(self, sequence: Sequence) -> None:
         """End a sequence that no longer fits into a pool that shrank."""
         self._drop(sequence)
         sequence.status = Status.REFUSED
@@ -679,6 +722,8 @@ class Engine:
             content.keys(self.config.block_size, self.config.key_hash) if self.config.prefix_cache else (),
             content.exact_tokens(),
             self.step,
+            num_tokens=max(at, sequence.num_tokens),
+            priority=sequence.priority,
         )
         child.row = manager.fork(sequence.row)
         self._counters.submitted += 1
@@ -707,89 +752,7 @@ class Engine:
             self._leave_host(sequence)
         self.scheduler.stop(sequence)
 
-    # -- compaction ----------------------------------------------------------------------------------
-
-    def _compact_if_fragmented(self) -> None:
-        with self.manager.lock:  # attached programs may take what a plan counts on between plan and move
-            self._compact_above_threshold()
-
-    def _compact_above_threshold(self) -> None:
-        shape = self.manager.shape()
-        lengths = run_lengths(shape.free | shape.cached, shape.slab_size)
-        before = external_ratio(int(lengths.max(initial=0)), int(lengths.sum()))
-        if before <= self.compact_threshold_ratio:
-            return
-        try:
-            plan = self.manager.plan_compaction("pack-low", None, None)
-        except Refused:
-            return
-        if plan.stages and self._moves is None:
-            self.start_moves(plan, "threshold")
-
-    def start_moves(self, plan: MovePlan, trigger: CompactionTrigger) -> _MoveRun:
-        """Begin a compaction: its stages are copied one after another while steps go on."""
-        self._moves = run = _MoveRun(plan, trigger)
-        self._next_stage(run)
-        return run
-
-    def _next_stage(self, run: _MoveRun) -> None:
-        if not run.stages:
-            self._end_moves(run)
-            return
-        stage = run.stages[0]
-
-        def done() -> None:
-            run.stages.popleft()
-            run.moved_blocks += len(stage.sources)
-            run.moved_bytes += len(stage.sources) * self.manager.storage.block_bytes
-            self._next_stage(run)
-
-        def failed(error: StorageError) -> None:
-            run.error = error
-            self.emit("fault", f"compaction failed: {error}")
-            self._end_moves(run)
-
-        try:
-            if self.copies.start(lambda: self.manager.transfers.begin_moves(stage), self.step, done, failed) is None:
-                run.error = Refused(f"{self.copies.executor.capacity} copies are under way, the limit")
-                self._end_moves(run)
-        except Refused as error:
-            run.error = error
-            self._end_moves(run)
-
-    def _end_moves(self, run: _MoveRun) -> None:
-        self._moves = None
-        counters = self._counters
-        if run.trigger == "threshold":
-            counters.compactions_threshold += 1
-        else:
-            counters.compactions_manual += 1
-        counters.compaction_moved_blocks += run.moved_blocks
-        counters.compaction_moved_bytes += run.moved_bytes
-        text = f"compaction ({run.trigger}): {run.moved_blocks} blocks moved"
-        self.emit("compact", f"{text}, ended early: {run.error}" if run.error else text, None, run.moved_blocks)
-
-    def run_moves(self, make_plan: Callable[[], MovePlan], trigger: CompactionTrigger) -> MovePlan:
-        """Carry out a compaction now; return its plan.
-
-        Args:
-            make_plan: Makes the plan; no attached program can take its blocks before the first stage has begun.
-            trigger: Why.
-
-        Raises:
-            StorageError: A copy failed; block tables name the blocks from before that stage.
-            Refused: Blocks changed since the plan was made, or a copy has not ended within the bound.
-        """
-        self.settle()
-        with self.manager.lock:
-            plan = make_plan()
-            if not plan.stages:
-                return plan
-            run = self.start_moves(plan, trigger)
-        self.settle()
-        if run.error is not None:
-            raise run.error
-        return plan
+    # -- size -------------------------------------------------------------------------------------------
 
     def resize(self, num_blocks: int) -> str:
         """Grow or shrink the device pool; return what was done in words.
@@ -846,7 +809,7 @@ class Engine:
             raise
 
     def unfinished(self) -> list[Sequence]:
-        """Return running, then waiting sequences, each by arrival."""
+        """Return running sequences by arrival, then waiting ones in queue order."""
         return [*self.scheduler.running, *self.scheduler.waiting]
 
     def emit(self, kind: EventKind, text: str, seq_id: int | None = None, blocks: int = 0) -> None:
@@ -870,7 +833,7 @@ class Engine:
     def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
         """Return the state at this step boundary; ``phase``, ``speed`` and ``steps_per_s`` are the caller's to know."""
         manager, config, scheduler = self.manager, self.config, self.scheduler
-        sequences, num_attached = self._sequence_rows()
+        sequences, num_attached = self._sequence_rows(paused=phase == "paused")
         swapped = sum(1 for s in scheduler.waiting if s.status is Status.SWAPPED)
         return Snapshot(
             step=self.step,
@@ -887,7 +850,7 @@ class Engine:
             slab_size=config.slab_size,
             eviction=config.eviction,
             preempt=config.preempt,
-            policy="fcfs",
+            policy=scheduler.policy,
             compact=self.compact,
             compact_threshold_ratio=self.compact_threshold_ratio,
             watermark_ratio=self.watermark_ratio,
@@ -897,24 +860,37 @@ class Engine:
             counters=msgspec.structs.replace(self.counters),
             sequences=sequences,
             events=self.events_from(next_event),
-            notes=(*((self.stuck_reason,) if self.stuck_reason else ()), *self.faults.notes()),
+            notes=self._notes(),
+            compactions=tuple(self.compactor.records),
+            running_limit=self.thrash.limit,
         )
 
-    def _sequence_rows(self) -> tuple[tuple[SequenceRow, ...], int]:
+    def _notes(self) -> tuple[str, ...]:
+        limit = self.thrash.limit
+        thrashing = None if limit is None else f"thrashing: at most {limit} of {self.config.max_running} may run"
+        return (*(note for note in (self.stuck_reason, thrashing) if note), *self.faults.notes())
+
+    def _sequence_rows(self, *, paused: bool) -> tuple[tuple[SequenceRow, ...], int]:
         """Return the rows of all unfinished sequences, and how many attached programs hold."""
         with self.manager.lock:
             attached: list[Sequence | AttachedSequence] = [*self.clients.sequences()]
             running, waiting = self.scheduler.running[:MAX_SEQUENCES], self.scheduler.waiting[:MAX_SEQUENCES]
-            return self._rows_of([*running, *attached, *waiting][:MAX_SEQUENCES]), len(attached)
+            everyone = [*running, *attached, *waiting]
+            return self._rows_of(everyone[:MAX_SEQUENCES], paused=paused), len(attached)
 
-    def _rows_of(self, sequences: Iterable[Sequence | AttachedSequence]) -> tuple[SequenceRow, ...]:
+    def _rows_of(self, sequences: Iterable[Sequence | AttachedSequence], *, paused: bool) -> tuple[SequenceRow, ...]:
         manager = self.manager
+        reasons: dict[int, tuple[str, str]] = {
+            sequence.seq_id: (kind, text)
+            for sequence, kind, text in itertools.islice(self.scheduler.reasons(paused=paused), MAX_SEQUENCES)
+        }
         # As lists of Python's numbers: taken out of an array one by one, they would cost most of a snapshot.
         shared, runs = (numbers.tolist() for numbers in manager.row_numbers())
         tokens, blocks = manager.tables.num_tokens.tolist(), manager.tables.num_blocks.tolist()
         host_tokens, host_blocks = manager.host_tables.num_tokens.tolist(), manager.host_tables.num_blocks.tolist()
         rows = []
         for sequence in sequences:
+            kind, text = reasons.get(sequence.seq_id, ("", sequence.reason))
             row, host_row = sequence.row, sequence.host_row
             num_tokens = num_blocks = 0
             if row is not None:
@@ -927,7 +903,7 @@ class Engine:
                     row=row,
                     label=sequence.label,
                     status=_STATUS_NAMES[sequence.status],
-                    reason=sequence.reason,
+                    reason=text,
                     num_prompt=sequence.num_prompt,
                     num_tokens=num_tokens,
                     num_target=sequence.num_target,
@@ -936,6 +912,8 @@ class Engine:
                     hit_blocks=sequence.hit_blocks,
                     runs=0 if row is None else runs[row],
                     arrived_step=sequence.arrived_step,
+                    reason_kind=kind,
+                    priority=sequence.priority,
                 )
             )
         return tuple(rows)
@@ -976,18 +954,6 @@ class Engine:
         self.faults.release()
         self.copies.close()
         self.manager.storage.close()
-
-
-class _MoveRun:
-    """A compaction under way: the stages left, and what was moved so far."""
-
-    __slots__ = ("error", "moved_blocks", "moved_bytes", "stages", "trigger")
-
-    def __init__(self, plan: MovePlan, trigger: CompactionTrigger) -> None:
-        self.stages = deque(plan.stages)
-        self.trigger: CompactionTrigger = trigger
-        self.moved_blocks = self.moved_bytes = 0
-        self.error: StorageError | Refused | None = None
 
 
 def _make_storage(config: EngineConfig) -> Storage:

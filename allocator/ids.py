@@ -27,6 +27,14 @@ BlockKey: TypeAlias = bytes
 IdArray: TypeAlias = NDArray[np.int64]
 Tier = Literal["device", "host"]
 
+#: Why a sequence waits. Of the first in the queue: too few blocks; enough, but for the watermark; no run long enough;
+#: as many run as may; this step's prompt tokens are given out; the engine stands; not tried yet. Of any other: it is
+#: held by an operator; its blocks are being copied; the host tier had no room for it, so that it is computed again; it
+#: is behind the first.
+WaitReason = Literal[
+    "capacity", "watermark", "contiguous", "limit", "budget", "paused", "next", "held", "copying", "host-full", "behind"
+]
+
 #: The id of a block that does not exist, in arrays that cannot hold ``None`` (owner rows, remap tables).
 NO_ROW: Final = -1
 

@@ -20,7 +20,7 @@ from allocator.compaction import PoolShape, plan_by_sequence, plan_longest_run, 
 from allocator.config import EngineConfig
 from allocator.content import TokenArray
 from allocator.errors import NotHeld, OutOfBlocks, Refused
-from allocator.facts import CACHED, SHARED
+from allocator.facts import CACHED, HOLDERS_MASK, SHARED
 from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray, Tier
 from allocator.locks import CountedLock, SequenceLocks
 from allocator.observing import TierObserver
@@ -105,7 +105,13 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def admit(
-        self, keys: Sequence[BlockKey], num_tokens: int, *, tokens: TokenArray | None = None, keep: int = 0
+        self,
+        keys: Sequence[BlockKey],
+        num_tokens: int,
+        *,
+        tokens: TokenArray | None = None,
+        keep: int = 0,
+        max_new: int | None = None,
     ) -> Admission:
         """Give a sequence the blocks for its first ``num_tokens`` tokens, shared ones from the prefix cache first.
 
@@ -117,6 +123,8 @@ class BlockManager:
             num_tokens: Tokens to be computed or found now, at least 1.
             tokens: Its tokens, to be compared on a hit; ``None`` where keys are exact by themselves.
             keep: Blocks that must stay allocatable.
+            max_new: Tokens to be computed now, at most; there must be room for all, but blocks for the rest are left
+                to ``grow``. ``None`` is no limit.
 
         Raises:
             OutOfBlocks: Too few blocks; nothing changes.
@@ -125,17 +133,20 @@ class BlockManager:
         matched = self._match_and_lock(wanted, tokens)
         try:
             pool = self.device
-            fresh = self.blocks_for(num_tokens) - len(matched)
+            fresh = needed = self.blocks_for(num_tokens) - len(matched)
+            if max_new is not None:
+                num_tokens = min(num_tokens, len(matched) * self.block_size + max_new)
+                fresh = self.blocks_for(num_tokens) - len(matched)
             identity = ROOT
             if matched:
                 shared = np.array(matched, np.int64)
-                self.require(fresh + self.count_idle(shared), keep)
+                self.require(needed + self.count_idle(shared), keep)
                 pool.share(shared)
                 ids = np.concatenate((shared, np.asarray(pool.allocate(fresh), np.int64)))
                 if tokens is not None:
                     identity = pool.cache.identity_of(matched[-1])
             else:
-                self.require(fresh, keep)
+                self.require(needed, keep)
                 ids = np.asarray(pool.allocate(fresh), np.int64)
             row = self.tables.new_row(ids, num_tokens, identity)
         finally:
@@ -202,6 +213,13 @@ class BlockManager:
         """Append a fresh block to each row's table; the caller has seen that there are as many. [n]"""
         if len(rows):
             self.tables.append(rows, np.asarray(self.device.allocate(len(rows)), np.int64))
+
+    def trim(self, row: int) -> None:
+        """Release the blocks of a row that hold none of its tokens: what ``extend`` gave and nothing was written to."""
+        with self.lock:
+            used = self.blocks_for(int(self.tables.num_tokens[row]))
+            if used < self.tables.num_blocks[row]:
+                self.device.release(self.tables.cut(row, used))
 
     def append(self, rows: Rows) -> None:
         """Make room for the next token of every row and count it as written: a decode step in one call. [n]
@@ -281,6 +299,14 @@ class BlockManager:
             tables = self.tables
             return tables.new_row(ids, int(tables.num_tokens[row]), int(tables.identity[row]))
 
+    def count_released(self, ids: IdArray) -> int:
+        """Return how many blocks would become allocatable if these table entries let go of theirs. [n]"""
+        blocks, entries = np.unique(ids, return_counts=True)
+        facts = self.device.facts
+        held = (facts.state[blocks] & HOLDERS_MASK).astype(np.int64)
+        counts = np.where(held == SHARED, facts.refs[blocks], held)
+        return int(np.count_nonzero((counts == entries) & (facts.flags[blocks] == 0)))
+
     # -- tiers ---------------------------------------------------------------------------------------
 
     def swap_out(self, row: int) -> int:
@@ -333,8 +359,10 @@ class BlockManager:
         facts = self.device.facts
         return PoolShape(facts.state, facts.flags, self.device.eviction_order(), self.device.slab_size)
 
-    def plan_compaction(self, goal: CompactGoal, run_blocks: int | None, max_moves: int | None) -> MovePlan:
-        """Return the moves towards ``goal``.
+    def plan_compaction(
+        self, goal: CompactGoal, run_blocks: int | None, max_moves: int | None, *, keep_cached: bool = False
+    ) -> MovePlan:
+        """Return the moves towards ``goal``; with ``keep_cached``, to pack low, only those that evict nothing.
 
         Raises:
             OutOfBlocks, Refused: The goal cannot be reached; see ``allocator.compaction``.
@@ -342,7 +370,7 @@ class BlockManager:
         with self.lock:
             shape = self.shape()
             if goal == "pack-low":
-                return plan_pack_low(shape, max_moves)
+                return plan_pack_low(shape, max_moves, keep_cached=keep_cached)
             if goal == "longest-run":
                 return plan_longest_run(shape, run_blocks, max_moves)
             tables = [self.tables.table(row) for row in self.tables.rows().tolist()]

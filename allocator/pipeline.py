@@ -58,6 +58,8 @@ class Pipeline:
         self._under_way: deque[UnderWay] = deque()
         self._busy_until_s = 0.0
         self._late_since_s: float | None = None
+        #: Time that the copy committed or aborted last took. [s]
+        self.last_seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -145,6 +147,7 @@ class Pipeline:
         self._late_since_s = None
         self._under_way.popleft()
         self.executor.collect(ticket)
+        self.last_seconds = ticket.seconds
         if ticket.error is not None:
             self._manager.transfers.abort(transfer)
             copy.failed(ticket.error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from allocator.content import Content, TokenArray
-from allocator.ids import BlockKey, SeqId, Status
+from allocator.ids import BlockKey, SeqId, Status, WaitReason
 
 if TYPE_CHECKING:
     from allocator.transfers import Transfer
@@ -31,14 +31,17 @@ class Sequence:
         status: Where it is in its life.
         row: Row in the device tables, while running.
         host_row: Row in the host tables, while swapped.
-        num_tokens: Tokens to have written when it is admitted (again).
+        num_tokens: Tokens to have written before it decodes, when it is admitted (again).
+        num_computed: Most tokens it had written when it last left the device; what is below is computed again.
         hit_blocks: Blocks the prefix cache gave it.
         resumed: Whether it has run before, so that finding its blocks again is not counted as a query.
         transfer: The swap under way that uses its blocks; ``None`` when there is none.
         held: Swapped out by an operator, until they swap it in.
-        reason: Why it waits; empty when it does not.
+        reason: What kept it waiting when it was last tried, with the numbers; empty when nothing did.
+        reason_kind: Which kind that is.
         priority: Its class: higher goes first under the priority policy.
         contiguous: Whether its blocks must be one run of consecutive ids.
+        order: Its place in the queue, lowest first; the scheduler's.
     """
 
     seq_id: SeqId
@@ -53,10 +56,13 @@ class Sequence:
     row: int | None = None
     host_row: int | None = None
     num_tokens: int = 0
+    num_computed: int = 0
     hit_blocks: int = 0
     resumed: bool = False
     transfer: Transfer | None = None
     held: bool = False
     reason: str = ""
+    reason_kind: WaitReason | None = None
     priority: int = 0
     contiguous: bool = False
+    order: tuple[int, int] = (0, 0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
+from allocator.commands import CompactGoal
 from allocator.errors import NUM_LAWS
 from allocator.events import Event
 from allocator.fault_kinds import FAULT_KINDS
+
+CompactionTrigger: TypeAlias = Literal["threshold", "contiguous", "manual"]
 
 
 class Counters(msgspec.Struct):
@@ -31,6 +36,7 @@ class Counters(msgspec.Struct):
     swap_in_bytes: int = 0
     compactions_manual: int = 0
     compactions_threshold: int = 0
+    compactions_contiguous: int = 0
     compaction_moved_blocks: int = 0
     compaction_moved_bytes: int = 0
     grown_blocks: int = 0
@@ -39,6 +45,7 @@ class Counters(msgspec.Struct):
     resizes_shrink: int = 0
     preemptions_swap: int = 0
     preemptions_recompute: int = 0
+    recomputed_tokens: int = 0
     copy_on_write_blocks: int = 0
     optimistic_retries: int = 0
     key_collisions: int = 0
@@ -50,6 +57,40 @@ class Counters(msgspec.Struct):
     peak_active: int = 0
     #: Faults that struck on purpose, by kind, in the order of ``FAULT_KINDS``.
     injected: tuple[int, ...] = (0,) * len(FAULT_KINDS)
+
+
+class CompactionRecord(msgspec.Struct, frozen=True):
+    """One compaction from its first slice to its last.
+
+    Attributes:
+        trigger: What started it: fragmentation above the threshold, a contiguous request's need, or an operator.
+        goal: What it aimed at.
+        run_blocks: The run it was to free; ``None`` where the goal names none.
+        started_step: Step after which its first slice moved.
+        ended_step: Step after which it was over.
+        planned_blocks: Moves planned when it started.
+        moved_blocks: Blocks moved, by all slices.
+        moved_bytes: Bytes read for that.
+        evicted_blocks: Cached blocks lost to make room.
+        seconds: Time the moves took.
+        ratio_before: External fragmentation ratio before it.
+        ratio_after: The same after it.
+        ended_early: Why it ended before its moves did; ``None`` when it did not.
+    """
+
+    trigger: CompactionTrigger
+    goal: CompactGoal
+    run_blocks: int | None
+    started_step: int
+    ended_step: int
+    planned_blocks: int
+    moved_blocks: int
+    moved_bytes: int
+    evicted_blocks: int
+    seconds: float
+    ratio_before: float
+    ratio_after: float
+    ended_early: str | None = None
 
 
 class SequenceRow(msgspec.Struct, frozen=True):
@@ -69,6 +110,8 @@ class SequenceRow(msgspec.Struct, frozen=True):
         hit_blocks: Blocks the prefix cache gave at admission.
         runs: Contiguity of its table; 0 without device blocks.
         arrived_step: When it was submitted.
+        reason_kind: Kind of the reason, of a closed set: ``WaitReason``; empty when it does not wait.
+        priority: Its class.
     """
 
     seq_id: int
@@ -84,6 +127,8 @@ class SequenceRow(msgspec.Struct, frozen=True):
     hit_blocks: int
     runs: int
     arrived_step: int
+    reason_kind: str = ""
+    priority: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -106,6 +151,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         sequences: Unfinished sequences, running first then in queue order, at most ``MAX_SEQUENCES``.
         events: The events the reader asked for, oldest first.
         notes: Things a user should know that are not events, such as a host tier below half the pool.
+        compactions: The latest compactions, oldest first, at most ``MAX_COMPACTIONS``.
+        running_limit: Sequences that may run at once on account of thrash; ``None`` is no such limit.
     """
 
     step: int
@@ -133,7 +180,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     sequences: tuple[SequenceRow, ...]
     events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
+    compactions: tuple[CompactionRecord, ...] = ()
+    running_limit: int | None = None
 
 
 #: Rows of the sequences table carried at most; the counts are always of all.
 MAX_SEQUENCES = 1000
+#: Compactions carried at most.
+MAX_COMPACTIONS = 8

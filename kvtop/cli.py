@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 import kvtop
-from allocator.config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from allocator.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_PREFILL_TOKENS
 from allocator.errors import EMPTY, AllocatorError, ConfigError
 from allocator.fault_kinds import DEFAULT_RATE, FAULT_KINDS, FAULTS, parse_rate
 from allocator.geometry import GEOMETRY_NAMES
@@ -171,7 +171,12 @@ _ENGINE_OPTIONS: Final = (
     _option("--speed", type=_SPEED, metavar="X|max", help="Virtual seconds a real second (console 1; run, check max)."),
     _option("--serial", is_flag=True, help="Each request alone, in file order."),
     _option("--seed", type=_whole(0, 2**63 - 1), help="Seed of everything random (0)."),
-    _option("--policy", type=_one_of("fcfs"), help="Scheduling policy (fcfs)."),
+    _option("--policy", type=_one_of("fcfs", "priority", "sjf"), help="Who is admitted first (fcfs)."),
+    _option(
+        "--prefill-tokens",
+        type=_whole(0, MAX_PREFILL_TOKENS),
+        help="Prompt tokens computed a step, at most (8192); 0 is no limit.",
+    ),
     _option("--preempt", type=_one_of("swap", "recompute"), help="How a running sequence gives way (swap)."),
     _option("--eviction", type=_one_of("lru", "fifo", "lfu"), help="Which cached block goes first (lru)."),
     _option("--no-prefix-cache", is_flag=True, help="Keep no block for reuse."),
@@ -183,6 +188,7 @@ _ENGINE_OPTIONS: Final = (
         type=_RATIO,
         help="External fragmentation at which auto compacts (0.5).",
     ),
+    _option("--compact-budget", type=_whole(1, MAX_BLOCKS), help="Blocks that auto moves a step, at most (256)."),
     _option(
         "--copy-bandwidth",
         "copy_gb_per_s",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from allocator.config import MAX_BLOCKS, CompactMode, EngineConfig, Eviction, ExecutorMode, PreemptMode
+from allocator.config import MAX_BLOCKS, CompactMode, EngineConfig, Eviction, ExecutorMode, Policy, PreemptMode
 from allocator.errors import ConfigError
 from allocator.fault_kinds import FaultRates
 from allocator.geometry import find_geometry
@@ -37,9 +37,9 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """What the command line asks of an engine. ``None`` means not asked for.
 
     Attributes:
-        num_blocks, geometry, device, slab_blocks, preempt, eviction, prefix_cache, watermark_ratio, compact,
-            compact_threshold_ratio, copy_gb_per_s, executor, max_running, serial, stamp, seed, inject: As in
-            ``EngineConfig``.
+        num_blocks, geometry, device, slab_blocks, policy, prefill_tokens, preempt, eviction, prefix_cache,
+            watermark_ratio, compact, compact_threshold_ratio, compact_budget, copy_gb_per_s, executor, max_running,
+            serial, stamp, seed, inject: As in ``EngineConfig``.
         block_size: Tokens a block; ``None`` takes the trace's own, else ``DEFAULT_BLOCK_SIZE``.
         num_swap_blocks: Host pool size; ``None`` derives it from ``swap_ratio``.
         swap_ratio: Host pool size ÷ device pool size.
@@ -57,12 +57,15 @@ class EngineOptions(msgspec.Struct, frozen=True):
     num_swap_blocks: int | None = None
     swap_ratio: float = 0.5
     slab_blocks: int | None = None
+    policy: Policy = "fcfs"
+    prefill_tokens: int = 8192
     preempt: PreemptMode = "swap"
     eviction: Eviction = "lru"
     prefix_cache: bool = True
     watermark_ratio: float = 0.01
     compact: CompactMode = "manual"
     compact_threshold_ratio: float = 0.5
+    compact_budget: int = 256
     copy_gb_per_s: float = 16.0
     executor: ExecutorMode = "thread"
     max_running: int = 256
@@ -119,12 +122,15 @@ def build_config(options: EngineOptions, block_size: int | None = None) -> Engin
         device=options.device,
         num_swap_blocks=num_swap,
         slab_blocks=options.slab_blocks,
+        policy=options.policy,
+        prefill_tokens=options.prefill_tokens,
         preempt=options.preempt,
         eviction=options.eviction,
         prefix_cache=options.prefix_cache,
         watermark_ratio=options.watermark_ratio,
         compact=options.compact,
         compact_threshold_ratio=options.compact_threshold_ratio,
+        compact_budget=options.compact_budget,
         copy_gb_per_s=options.copy_gb_per_s,
         executor=options.executor,
         max_running=options.max_running,

@@ -144,7 +144,11 @@ def _engine_metrics(view: View, snapshot: Snapshot) -> Iterator[Metric]:
         (
             "compactions",
             "Compactions by what started them.",
-            [({"trigger": "manual"}, c.compactions_manual), ({"trigger": "threshold"}, c.compactions_threshold)],
+            [
+                ({"trigger": "manual"}, c.compactions_manual),
+                ({"trigger": "threshold"}, c.compactions_threshold),
+                ({"trigger": "contiguous"}, c.compactions_contiguous),
+            ],
         ),
         ("compaction_moved_blocks", "Blocks moved by compactions.", [({}, c.compaction_moved_blocks)]),
         (
@@ -157,6 +161,7 @@ def _engine_metrics(view: View, snapshot: Snapshot) -> Iterator[Metric]:
             "Running sequences that had to give up their blocks.",
             [({"mode": "swap"}, c.preemptions_swap), ({"mode": "recompute"}, c.preemptions_recompute)],
         ),
+        ("recomputed_tokens", "Tokens computed again after a preemption.", [({}, c.recomputed_tokens)]),
         (
             "injected_faults",
             "Faults that struck on purpose.",

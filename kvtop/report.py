@@ -68,7 +68,7 @@ def build_report(snapshot: Snapshot, device: BlockArrays, wall_s: float, engine_
             "in_bytes": counters.swap_in_bytes,
         },
         "compaction": {
-            "runs": counters.compactions_manual + counters.compactions_threshold,
+            "runs": counters.compactions_manual + counters.compactions_threshold + counters.compactions_contiguous,
             "moved_blocks": counters.compaction_moved_blocks,
             "moved_bytes": counters.compaction_moved_bytes,
         },

@@ -38,6 +38,7 @@ from allocator.commands import (
     Pin,
     Resize,
     Resume,
+    SetPolicy,
     SetSpeed,
     Step,
     SwapIn,
@@ -46,7 +47,7 @@ from allocator.commands import (
     VerifyContents,
     command_name,
 )
-from allocator.config import MAX_BLOCKS
+from allocator.config import MAX_BLOCKS, Policy
 from allocator.fault_kinds import FAULT_KINDS
 from allocator.ids import BlockFlag
 from allocator.plans import Outcome, Plan
@@ -86,6 +87,11 @@ _GOALS: Final[tuple[tuple[str, CompactGoal], ...]] = (
     ("pack low", "pack-low"),
     ("longest run", "longest-run"),
     ("by sequence", "by-sequence"),
+)
+_POLICIES: Final[tuple[tuple[str, Policy], ...]] = (
+    ("first come", "fcfs"),
+    ("by class", "priority"),
+    ("shortest job", "sjf"),
 )
 
 
@@ -587,6 +593,9 @@ class KvtopApp(App[None]):
 
     def action_compact(self) -> None:
         self._open_sheet("compact", "Compact the device pool", [Choice(n, Compact(goal)) for n, goal in _GOALS])
+
+    def action_policy(self) -> None:
+        self._open_sheet("policy", "Order the queue", [Choice(n, SetPolicy(policy)) for n, policy in _POLICIES])
 
     def action_resize(self) -> None:
         total = self.view.device.numbers.total if self.view.device else 0

@@ -23,6 +23,7 @@ from allocator.commands import (
     Preempt,
     Resize,
     SetAutoCompaction,
+    SetPolicy,
     SetWatermark,
     SubmitLoad,
     SwapIn,
@@ -78,8 +79,10 @@ def run(e: Engine, most: int = 20000) -> Engine:
 
 
 def state(e: Engine) -> tuple[object, ...]:
-    """All that an observer can see, events aside."""
+    """All that an observer can see, events and measured times aside."""
     snapshot = e.snapshot(phase="paused", speed=None, steps_per_s=None, next_event=1 << 60)
+    untimed = tuple(msgspec.structs.replace(record, seconds=0.0) for record in snapshot.compactions)
+    snapshot = msgspec.structs.replace(snapshot, compactions=untimed)
     arrays = [
         None if tier is None else [getattr(tier, name).tolist() for name in FIELDS]
         for tier in (e.arrays("device"), e.arrays("host"))
@@ -572,6 +575,8 @@ def commands(e: Engine) -> list[Command]:
         Pin((-1,)),
         Unpin((45,)),
         Unpin((size,)),
+        SetPolicy("sjf"),
+        SetPolicy("priority"),
         SetWatermark(0.25),
         SetWatermark(2.0),
         SetWatermark(float("nan")),
@@ -587,7 +592,7 @@ def commands(e: Engine) -> list[Command]:
     ]
 
 
-NUM_COMMANDS = 97
+NUM_COMMANDS = 99
 
 
 def copied(counters: Counters) -> tuple[int, int]:

@@ -17,6 +17,8 @@ WHOLE = {
     "--slab-blocks": (1, 67108864),
     "--seed": (0, 9223372036854775807),
     "--max-running": (1, 65536),
+    "--prefill-tokens": (0, 1073741824),
+    "--compact-budget": (1, 67108864),
     "--metrics-port": (0, 65535),
     "--steps": (1, 9007199254740992),
     "--threads": (1, 64),
@@ -31,7 +33,7 @@ REAL = {
 }
 NAMED = {
     "--geometry": "one of none, tiny, llama-3-8b, llama-3-70b, qwen-2.5-7b, mistral-7b, deepseek-v3",
-    "--policy": "only fcfs",
+    "--policy": "one of fcfs, priority, sjf",
     "--executor": "one of thread, inline",
     "--preempt": "one of swap, recompute",
     "--eviction": "one of lru, fifo, lfu",

@@ -65,7 +65,9 @@ BAD = [
     (["run", "--preempt", "kill"], "--preempt kill: one of swap, recompute"),
     (["run", "--eviction", "mru"], "--eviction mru: one of lru, fifo, lfu"),
     (["run", "--compact", "on"], "--compact on: one of off, manual, auto"),
-    (["run", "--policy", "sjf"], "--policy sjf: only fcfs"),
+    (["run", "--policy", "lifo"], "--policy lifo: one of fcfs, priority, sjf"),
+    (["run", "--prefill-tokens", "-1"], "--prefill-tokens -1: a whole number from 0 to 1073741824"),
+    (["run", "--compact-budget", "0"], "--compact-budget 0: a whole number from 1 to 67108864"),
     (["run", "--workload", "nope"], "--workload nope: one of chat, attached"),
     # Contradictions.
     (

@@ -120,7 +120,7 @@ def test_every_counter_lands_under_its_own_key(make_arrays):
         "in_bytes": c.swap_in_bytes,
     }
     assert report["compaction"] == {
-        "runs": c.compactions_manual + c.compactions_threshold,
+        "runs": c.compactions_manual + c.compactions_threshold + c.compactions_contiguous,
         "moved_blocks": c.compaction_moved_blocks,
         "moved_bytes": c.compaction_moved_bytes,
     }

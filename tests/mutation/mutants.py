@@ -311,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "admit forgets revived blocks",
         "manager.py",
         "engine model_manager",
-        (("self.require(fresh + self.count_idle(shared), keep)", "self.require(fresh, keep)"),),
+        (("self.require(needed + self.count_idle(shared), keep)", "self.require(needed, keep)"),),
     ),
     Mutant(
         "swap in ignores residents for room",
@@ -384,25 +384,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine",
         (
             (
-                "self.preempt(self.scheduler.running[-1], self.config.preempt)",
-                "self.preempt(self.scheduler.running[0], self.config.preempt)",
+                "self.preempt_for_room(victim)",
+                "self.preempt_for_room(scheduler.running[0])",
             ),
         ),
     ),
     Mutant(
         "watermark never waived",
-        "engine.py",
-        "engine",
-        (("keep = watermark = 0 if alone else math.ceil", "keep = watermark = math.ceil"),),
+        "admission.py",
+        "engine admission",
+        (("        if not kept:\n            return 0, 0\n", ""),),
     ),
     Mutant(
         "resumed counted as queries",
-        "engine.py",
+        "admission.py",
         "engine",
         (
             (
-                "            if not sequence.resumed:\n                self._count_query",
-                "            if True:\n                self._count_query",
+                "        if not sequence.resumed:\n            engine.count_query",
+                "        if True:\n            engine.count_query",
             ),
         ),
     ),
@@ -425,12 +425,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "no late refusal",
-        "engine.py",
+        "admission.py",
         "engine",
         (
             (
-                "                    alone\n                    and not len",
-                "                    False\n                    and not len",
+                "if not num_running and not len(engine.copies) and needs_more:",
+                "if False:",
             ),
         ),
     ),
@@ -472,14 +472,107 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "returns in order of preemption",
         "scheduler.py",
-        "engine",
-        (("bisect.insort(self.waiting, sequence, key=_arrival)", "self.waiting.append(sequence)"),),
+        "scheduler engine",
+        (
+            (
+                "            bisect.insort(self.waiting, sequence, key=_order)",
+                "            self.waiting.append(sequence)",
+            ),
+        ),
     ),
     Mutant(
         "held sequences come back alone",
         "scheduler.py",
-        "engine",
+        "scheduler engine",
         (("for s in self.waiting if not s.held and (", "for s in self.waiting if ("),),
+    ),
+    Mutant(
+        "nobody ages",
+        "scheduler.py",
+        "scheduler",
+        (("return left + AGEING_TOKENS * sequence.arrived_step, ", "return left, "),),
+    ),
+    Mutant(
+        "victims of any class",
+        "scheduler.py",
+        "scheduler admission",
+        (("return min(candidates, key=lambda s: (s.priority, -s.seq_id))", "return candidates[-1]"),),
+    ),
+    # -- admission --
+    Mutant(
+        "begun prompts not kept room for",
+        "admission.py",
+        "admission",
+        (("keep = watermark + begun", "keep = watermark"),),
+    ),
+    Mutant(
+        "lower classes preempted in vain",
+        "admission.py",
+        "admission",
+        (("if manager.count_released(tables) + engine.copies.pending_blocks < shortage:", "if False:"),),
+    ),
+    Mutant(
+        "matched blocks cost budget",
+        "admission.py",
+        "admission",
+        (("max(1, stop - start)", "stop"),),
+    ),
+    Mutant(
+        "granted tokens taken back",
+        "admission.py",
+        "admission",
+        (("scheduler.next_victim(self._granted)", "scheduler.next_victim()"),),
+    ),
+    Mutant(
+        "skips over the room a preemption left",
+        "engine.py",
+        "admission",
+        (("steps = 1 if short or scheduler.prefilling", "steps = 1 if scheduler.prefilling"),),
+    ),
+    Mutant(
+        "skips over the end of a thrash window",
+        "engine.py",
+        "admission",
+        (
+            (
+                "        if (change := self.thrash.next_change()) is not None:\n"
+                "            steps = min(steps, change - self.step)\n        return max(1, steps)",
+                "        return max(1, steps)",
+            ),
+        ),
+    ),
+    Mutant(
+        "room that was never written to is swapped",
+        "engine.py",
+        "admission",
+        (("        self.manager.trim(sequence.row)", "        #"),),
+    ),
+    # -- thrash --
+    Mutant("thrash never seen", "thrash.py", "thrash admission", (("or lost <= gained", "or lost >= 0"),)),
+    Mutant(
+        "limit never eased",
+        "thrash.py",
+        "thrash admission",
+        (("self.limit = 2 * self.limit if 2 * self.limit < self.max_running else None", "pass"),),
+    ),
+    # -- auto_compaction --
+    Mutant(
+        "no hysteresis",
+        "auto_compaction.py",
+        "auto_compaction",
+        (("return now.ratio <= STOP_SHARE * threshold_ratio", "return now.ratio <= threshold_ratio"),),
+    ),
+    Mutant(
+        "no cool-down",
+        "auto_compaction.py",
+        "auto_compaction",
+        (("step if reached or idle else step + COOL_DOWN_STEPS", "step"),),
+    ),
+    Mutant(
+        "packing low evicts",
+        "compaction.py",
+        "auto_compaction",
+        (("    if keep_cached:\n", "    if False:\n"),),
     ),
     # -- eviction --
     Mutant(

@@ -19,6 +19,7 @@ from allocator.commands import (
     Pin,
     Resize,
     Resume,
+    SetPolicy,
     SetSpeed,
     Step,
     SwapIn,
@@ -372,6 +373,16 @@ async def test_action_compact():
         assert re.search(r"external fragmentation +61\.0% → 12\.0%", text)
         await c.press("y")
         await c.until(lambda: c.operations.applied == [Compact("longest-run")], "the command")
+
+
+async def test_action_policy():
+    async with console() as c:
+        sheet = await _sheet_of(c, "O")
+        assert c.operations.planned == [SetPolicy("fcfs")]
+        await c.press("right", "right")
+        await c.until(lambda: SetPolicy("sjf") in c.operations.planned and sheet.plan is not None, "the third plan")
+        await c.press("y")
+        await c.until(lambda: c.operations.applied == [SetPolicy("sjf")], "the command")
 
 
 async def test_action_resize():

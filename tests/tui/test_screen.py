@@ -224,6 +224,8 @@ async def test_the_reason_of_a_waiting_sequence_is_in_the_table():
         c.app.choose(10)
         await c.pilot.pause()
         assert "sequence 10 waiting: 40 blocks needed, 12 al" in c.text_of("#inspector")
+        # There is no column for it here, so it takes the place of the numbers.
+        assert " 10 wait 40 blocks needed, 12 allocat" in c.text_of("#sequences")
 
 
 async def test_the_focused_pane_is_marked():

@@ -77,6 +77,7 @@ class Header(Lines):
             ("evict", snapshot.eviction),
             ("compact", snapshot.compact),
             ("preempt", snapshot.preempt),
+            ("policy", snapshot.policy),
         ):
             if text.cell_len + len(value) + 2 + (len(label) + 1 if label else 0) <= width:
                 self._field(text, label, value, len(value))

@@ -15,6 +15,8 @@ from kvtop.tui.widgets.lines import Pane, fit, line, rule
 _STATUS_STYLES = {"running": "good", "waiting": "warn", "swapped": "label"}
 _SHORT_STATUS = {"running": "run", "waiting": "wait", "swapped": "swap"}
 _HEADINGS = f"{'SEQ':>6} {'ST':<4} {'BLK':>5} {'SHR':>5} {'TOKENS':>11} {'HIT':>5} {'RUNS':>4}"
+#: Up to this width there is no column for where a sequence comes from and why it waits.
+_NARROW = 52
 
 
 class Sequences(Pane):
@@ -68,7 +70,7 @@ class Sequences(Pane):
         look = self.look
         lines = [
             rule(look, width, "Sequences", self._counts, key="2", focused=self.has_focus),
-            line((fit(_HEADINGS + (" SOURCE" if width > 52 else ""), width), look.style("dim"))),
+            line((fit(_HEADINGS + (" SOURCE" if width > _NARROW else ""), width), look.style("dim"))),
         ]
         room = height - 2
         index = self._index() or 0
@@ -89,6 +91,9 @@ class Sequences(Pane):
         tokens = f"{fmt.short(row.num_tokens)}/{fmt.short(row.num_target)}"
         numbers = f"{fmt.short(row.num_blocks):>5} {fmt.short(row.shared_blocks):>5} {tokens:>11}"
         numbers += f" {fmt.short(row.hit_blocks):>5} {row.runs or fmt.UNKNOWN:>4}"
+        if row.reason and width <= _NARROW:
+            # Without a column for it, why a sequence waits is worth more than the numbers of one that stands.
+            numbers = fit(row.reason, max(0, width - text.cell_len))
         text.append(numbers, look.style("chosen" if chosen else "text"))
         room = width - text.cell_len - 1
         if room > 0:
