@@ -27,6 +27,9 @@ _SOLE: Final = bytes([SOLE])
 _SOLE_KEY: Final = bytes([SOLE | KEY])
 _SHARED_KEY: Final = bytes([SHARED | KEY])
 _CACHED: Final = bytes([CACHED])
+#: For each small n, what n blocks with one holder compare with, and the ramp as array and bytes: made once, since making
+#: them takes as long as using them.
+_SMALL: Final = tuple((_SOLE * n, _RAMP[:n].copy(), _RAMP_BYTES[: 4 * n]) for n in range(257))
 # As arrays without a dimension: numpy writes them in half the time it takes for a Python int.
 _TO_FREE: Final = np.array(FREE, np.uint8)
 _TO_SOLE: Final = np.array(SOLE, np.uint8)
@@ -274,7 +277,11 @@ class BlockPool:
         facts = self.facts
         state = facts.state
         try:
-            if facts.guarded[ids].tobytes() != _SOLE * n or facts.num_flagged:
+            if n < len(_SMALL):
+                sole, ramp, ramp_bytes = _SMALL[n]
+            else:
+                sole, ramp, ramp_bytes = _SOLE * n, _RAMP[:n], _RAMP_BYTES[: 4 * n]
+            if facts.guarded[ids].tobytes() != sole or facts.num_flagged:
                 return False
             state[ids] = _TO_FREE
         except IndexError:
@@ -284,8 +291,8 @@ class BlockPool:
             distinct = self.num_blocks - int(np.count_nonzero(state)) == len(self._free) + n
         else:
             mark = facts.mark
-            mark[ids] = _RAMP[:n]
-            distinct = mark[ids].tobytes() == _RAMP_BYTES[: 4 * n]
+            mark[ids] = ramp
+            distinct = mark[ids].tobytes() == ramp_bytes
         if not distinct:
             state[ids] = SOLE
             return False

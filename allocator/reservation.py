@@ -109,7 +109,11 @@ class SharedPool:
                 return self._allocate_few(n)
             self.lock.acquire()
         try:
-            return self._allocate_locked(n)
+            pool = self.pool
+            # ``_allocate_locked``, without the call.
+            if n > pool.num_free_listed and self._reservations:
+                self._steal_all()
+            return pool.allocate(n)
         finally:
             self._unlock()
 

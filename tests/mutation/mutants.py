@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "double free in a large pool",
         "pool.py",
         "model_pool pool_by_hand eviction",
-        (("distinct = mark[ids].tobytes() == _RAMP_BYTES[: 4 * n]", "distinct = True"),),
+        (("distinct = mark[ids].tobytes() == ramp_bytes", "distinct = True"),),
     ),
     # -- manager --
     Mutant(
