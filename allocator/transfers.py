@@ -235,10 +235,8 @@ class Transfers:
 
             def commit() -> None:
                 pool.hand_out(new)
-                # Looked up again: a compaction may have moved the old block meanwhile.
-                current = manager.tables.last(rows)
                 manager.tables.set_last(rows, new)
-                pool.release(current)
+                pool.release(old)  # which nobody moved: it was fenced by this copy alone
                 manager.copy_on_write_blocks += len(rows)
 
             return self._begin(

@@ -167,13 +167,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "copy-on-write keeps the old reference",
         "transfers.py",
         "model_manager engine",
-        (("                pool.release(current)\n", ""),),
-    ),
-    Mutant(
-        "copy-on-write writes to the place of old",
-        "transfers.py",
-        "transfers",
-        (("current = manager.tables.last(rows)", "current = old"),),
+        (("                pool.release(old)  #", "                #"),),
     ),
     Mutant(
         "failed copy-on-write leaks",
