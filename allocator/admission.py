@@ -111,7 +111,10 @@ class Round:
                 if not self._take(sequence, keep):
                     return _wait(sequence, "limit", f"limit: {engine.copies.executor.capacity} copies are under way")
             except NoContiguousRun as error:
-                engine.note_contiguous_failure(sequence, error)
+                if engine.compactor.make_run(error.needed):
+                    continue
+                if not engine.can_wait_for_run(sequence, error):
+                    return True
                 return _wait(sequence, "contiguous", f"contiguous: {error}")
             except OutOfBlocks as error:
                 missing = error.needed - error.allocatable
@@ -134,14 +137,16 @@ class Round:
         """
         engine, manager = self._engine, self._engine.manager
         if sequence.host_row is not None:
-            lacking = manager.blocks_for(sequence.num_tokens) - int(manager.host_tables.num_blocks[sequence.host_row])
+            has = int(manager.host_tables.num_blocks[sequence.host_row])  # more than it needs, where it is one run
+            lacking = max(0, manager.blocks_for(sequence.num_tokens) - has)
             return engine.start_swap_in(sequence, keep=keep + lacking)
         admission = manager.admit(
             sequence.keys,
             sequence.num_tokens,
             tokens=sequence.tokens,
             keep=keep,
-            max_new=None if sequence.contiguous else self._left,  # a run is had at once or not at all
+            max_new=self._left,
+            run_blocks=manager.blocks_for(sequence.num_target) if sequence.contiguous else 0,
         )
         sequence.row = admission.row
         engine.scheduler.start(sequence)
@@ -182,7 +187,7 @@ class Round:
         if not kept:
             return 0, 0
         lacking = sum(
-            manager.blocks_for(s.num_tokens) - int(manager.tables.num_blocks[s.row])
+            max(0, manager.blocks_for(s.num_tokens) - int(manager.tables.num_blocks[s.row]))
             for s in self._begun
             if s.status is Status.RUNNING and (scheduler.policy != "priority" or s.priority >= sequence.priority)
         )

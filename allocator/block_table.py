@@ -42,6 +42,7 @@ class BlockTables:
         num_tokens: Tokens each row has written. [rows]
         identity: Prefix-cache identity of each row's content up to its last published block. [rows]
         births: How often each row number was given out or given back, to tell one sequence from the next. [rows]
+        one_run: Rows whose blocks must stay one run of consecutive ids, and were all given at admission. [rows]
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class BlockTables:
         self.num_tokens = np.zeros(16, np.int64)
         self.identity = np.zeros(16, np.int64)
         self.births = np.zeros(16, np.int64)
+        self.one_run = np.zeros(16, bool)
         self._start = np.zeros(16, np.int64)
         self._capacity = np.zeros(16, np.int64)
         #: Leading entries of each row that ``untold`` has told of.
@@ -85,6 +87,7 @@ class BlockTables:
         self._listing = None
         self.num_blocks[row] = self.num_tokens[row] = 0
         self.births[row] += 1
+        self.one_run[row] = False
         self._spare_rows.append(row)
 
     def rows(self) -> NDArray[np.int64]:
@@ -207,4 +210,5 @@ class BlockTables:
         n = len(self.num_blocks)
         for name in ("num_blocks", "num_tokens", "identity", "births", "_start", "_capacity", "_told"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(n, np.int64))))
+        self.one_run = np.concatenate((self.one_run, np.zeros(n, bool)))
         self._spare_rows = list(range(2 * n - 1, n - 1, -1))

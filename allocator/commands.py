@@ -43,6 +43,18 @@ class SubmitLoad(_Command, frozen=True, tag=True):
     count: int = 1
 
 
+class SetLoad(_Command, frozen=True, tag=True):
+    """Change the load from now on: how many times as fast requests arrive, and as long they are, as at scale 1.
+
+    Attributes:
+        rate_scale: Factor on the rate of arrivals; ``None`` leaves it.
+        size_scale: Factor on the lengths of requests not yet made; ``None`` leaves it.
+    """
+
+    rate_scale: float | None = None
+    size_scale: float | None = None
+
+
 class Cancel(_Command, frozen=True, tag=True):
     """End a sequence now, in whatever stage it is."""
 
@@ -156,6 +168,7 @@ Command: TypeAlias = (
     | Step
     | SetSpeed
     | SubmitLoad
+    | SetLoad
     | Cancel
     | Fork
     | Preempt

@@ -1,7 +1,8 @@
 """Compaction and shrinking as plans: which block moves where. Pure functions of a pool's arrays.
 
 Destinations are free blocks first; cached blocks in the way move to free blocks elsewhere while
-there are any, and are evicted otherwise, next victim first. Pinned and fenced blocks stay.
+there are any, and are evicted otherwise, next victim first. Pinned and fenced blocks stay, and those
+of sequences that need one run.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ class PoolShape:
         flags: Fenced and pinned bits. [n]
         eviction_order: Evictable cached blocks, next victim first. [m]
         slab_size: Blocks a slab.
+        fixed: Blocks that stay though neither pinned nor fenced: those of sequences that need one run. [f]
     """
 
     def __init__(
-        self, state: NDArray[np.uint8], flags: NDArray[np.uint8], eviction_order: IdArray, slab_size: int
+        self,
+        state: NDArray[np.uint8],
+        flags: NDArray[np.uint8],
+        eviction_order: IdArray,
+        slab_size: int,
+        fixed: IdArray = _EMPTY,
     ) -> None:
         self.num_blocks = len(state)
         self.slab_size = slab_size
         self.eviction_order = eviction_order
         self.stuck = flags != 0
+        self.stuck[fixed] = True
         self.free = (state == FREE) & ~self.stuck
         self.cached = (state == CACHED) & ~self.stuck
         self.held = ~(self.free | self.cached | self.stuck)
@@ -81,7 +89,7 @@ def plan_longest_run(shape: PoolShape, run_blocks: int | None = None, max_moves:
     if n == 0:
         return MovePlan()
     if n > widest:
-        raise Refused(f"no window of {n} blocks: pinned blocks or slab ends leave {widest} at most")
+        raise Refused(f"no window of {n} blocks: blocks that cannot move, or slab ends, leave {widest} at most")
     start = _best_window(shape, n)
     window = np.zeros(shape.num_blocks, bool)
     window[start : start + n] = True
@@ -152,7 +160,10 @@ def plan_shrink(shape: PoolShape, num_blocks: int) -> MovePlan:
     above = np.arange(shape.num_blocks) >= num_blocks
     stuck_above = int(np.count_nonzero(shape.stuck & above))
     if stuck_above:
-        raise Refused(f"{stuck_above} pinned or fenced blocks lie above the new end {num_blocks}; unpin them first")
+        raise Refused(
+            f"{stuck_above} blocks above the new end {num_blocks} cannot move: pinned (unpin them), fenced, or of a "
+            f"contiguous sequence"
+        )
     room = num_blocks - int(np.count_nonzero(shape.stuck & ~above))
     held = int(np.count_nonzero(shape.held))
     if held > room:

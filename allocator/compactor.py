@@ -15,7 +15,7 @@ from allocator.commands import Compact
 from allocator.errors import Refused, RequestError, StorageError
 from allocator.metrics import external_ratio, run_lengths
 from allocator.plans import MovePlan
-from allocator.snapshot import MAX_COMPACTIONS, CompactionRecord
+from allocator.snapshot import MAX_COMPACTIONS, CompactionRecord, CompactionTrigger
 
 if TYPE_CHECKING:
     from allocator.engine import Engine
@@ -104,36 +104,41 @@ class Compactor:
         """
         engine = self._engine
         engine.settle()
-        step, before = engine.step, self.fragmentation().ratio
-
-        def ended(moves: Moves) -> None:
-            self._record(
-                CompactionRecord(
-                    trigger="manual",
-                    goal=command.goal,
-                    run_blocks=command.run_blocks,
-                    started_step=step,
-                    ended_step=engine.step,
-                    planned_blocks=plan.moved_blocks + plan.left,
-                    moved_blocks=moves.moved_blocks,
-                    moved_bytes=moves.moved_bytes,
-                    evicted_blocks=plan.evicted_blocks,
-                    seconds=moves.seconds,
-                    ratio_before=before,
-                    ratio_after=self.fragmentation().ratio,
-                    ended_early=str(moves.error) if moves.error else None,
-                )
-            )
-
+        before = self.fragmentation().ratio
         with engine.manager.lock:
             plan = make_plan()
             if not plan.stages:
                 return plan
-            moves = self._start(plan, ended)
+            moves = self._start(plan, self._recorder("manual", command, plan, before))
         engine.settle()
         if moves.error is not None:
             raise moves.error
         return plan
+
+    def make_run(self, run_blocks: int) -> bool:
+        """In auto mode, free a run for the first in the queue if one slice can; return whether there is one.
+
+        A run freed at the end of a step may be broken again when running sequences grow, before the queue is looked
+        at: the last slice is made where the run is taken.
+        """
+        engine = self._engine
+        if engine.compact != "auto":
+            return False
+        try:
+            engine.settle()  # what is being copied cannot be moved, and may have made the run
+            before = self.fragmentation()
+            if before.largest_run >= run_blocks:
+                return True
+            with engine.manager.lock:
+                plan = engine.manager.plan_compaction("longest-run", run_blocks, engine.config.compact_budget)
+                if plan.left or not plan.stages:
+                    return False
+                wanted = Compact(goal="longest-run", run_blocks=run_blocks)
+                self._start(plan, self._recorder("contiguous", wanted, plan, before.ratio))
+            engine.settle()
+        except RequestError:
+            return False
+        return self.fragmentation().largest_run >= run_blocks
 
     def fragmentation(self) -> Fragmentation:
         """Return what the policy looks at."""
@@ -146,6 +151,33 @@ class Compactor:
         waits = first is not None and first.reason_kind == "contiguous"
         ratio = external_ratio(longest, allocatable)
         return Fragmentation(ratio, longest, allocatable, self.contiguous_wanted if waits else 0)
+
+    def _recorder(
+        self, trigger: CompactionTrigger, command: Compact, plan: MovePlan, before: float
+    ) -> Callable[[Moves], None]:
+        """Return what records the end of a compaction that begins at this step and is carried out in one go."""
+        step = self._engine.step
+
+        def ended(moves: Moves) -> None:
+            self._record(
+                CompactionRecord(
+                    trigger=trigger,
+                    goal=command.goal,
+                    run_blocks=command.run_blocks,
+                    started_step=step,
+                    ended_step=self._engine.step,
+                    planned_blocks=plan.moved_blocks + plan.left,
+                    moved_blocks=moves.moved_blocks,
+                    moved_bytes=moves.moved_bytes,
+                    evicted_blocks=plan.evicted_blocks,
+                    seconds=moves.seconds,
+                    ratio_before=before,
+                    ratio_after=self.fragmentation().ratio,
+                    ended_early=str(moves.error) if moves.error else None,
+                )
+            )
+
+        return ended
 
     def _start(self, plan: MovePlan, ended: Callable[[Moves], None]) -> Moves:
         self._moves = moves = Moves(plan, ended)

@@ -15,6 +15,9 @@ MAX_BLOCKS: Final = 1 << 26
 MAX_PREFILL_TOKENS: Final = 1 << 30
 #: Virtual seconds of one engine step: one decode iteration.
 STEP_S: Final = 0.025
+#: How far a load's rate and size can be turned down and up.
+MIN_LOAD_SCALE: Final = 0.01
+MAX_LOAD_SCALE: Final = 100.0
 
 KeyHash = Literal["xxh3", "sha256"]
 PreemptMode = Literal["swap", "recompute"]

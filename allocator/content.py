@@ -8,7 +8,7 @@ and lengths alone. Attached programs bring their tokens as they go: ``GrowingTok
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allocator.config import KeyHash
+from allocator.errors import ConfigError
 from allocator.hashing import KeyChain, chain_keys
 from allocator.ids import BlockKey
+from allocator.scripts import ForkAt, Script
 
 TokenArray = NDArray[np.int32]
 
@@ -217,7 +219,12 @@ class Request:
         arrival_s: Virtual seconds from the start of the run.
         label: Shown beside the sequence, such as a trace row or a chat session.
         priority: Its class under the priority policy: higher goes first. From 0.
-        contiguous: Whether its blocks must be one run of consecutive ids.
+        contiguous: Whether its blocks must be one run of consecutive ids. It gets all of them when it is admitted,
+            shares none, and cannot fork.
+        script: What its client does on its own: forks and cancels.
+
+    Raises:
+        ConfigError: The script forks a contiguous request.
     """
 
     content: Content
@@ -226,11 +233,33 @@ class Request:
     label: str = field(default="")
     priority: int = 0
     contiguous: bool = False
+    script: Script = ()
+
+    def __post_init__(self) -> None:
+        if self.contiguous and any(isinstance(act, ForkAt) for act in self.script):
+            raise ConfigError("Request.script", "ForkAt", "nothing that forks where the request is contiguous")
 
     @property
     def num_output(self) -> int:
         """Output tokens still to be generated when it arrives."""
         return self.content.num_tokens - self.num_prompt
+
+
+class AdjustableLoad(Protocol):
+    """Requests in order of arrival, whose rate and size can be changed while they are being read."""
+
+    @property
+    def rate_scale(self) -> float:
+        """How many times as fast they arrive as they would by themselves."""
+
+    @property
+    def size_scale(self) -> float:
+        """How many times as long they are."""
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+    def adjust(self, now_s: float, rate_scale: float, size_scale: float, pending: Request | None) -> None:
+        """Change both from ``now_s`` on; the arrival of ``pending``, read already, moves along."""
 
 
 def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

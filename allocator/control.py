@@ -20,6 +20,7 @@ from allocator.commands import (
     Resize,
     Resume,
     SetAutoCompaction,
+    SetLoad,
     SetPolicy,
     SetSpeed,
     SetWatermark,
@@ -31,7 +32,7 @@ from allocator.commands import (
     VerifyContents,
     command_name,
 )
-from allocator.config import MAX_BLOCKS, check_ratio
+from allocator.config import MAX_BLOCKS, MAX_LOAD_SCALE, MIN_LOAD_SCALE, check_ratio
 from allocator.errors import InvariantViolation, OutOfBlocks, Refused, RequestError, StorageError, UnknownSequence
 from allocator.facts import FREE, HOLDERS_MASK
 from allocator.ids import IdArray, Status
@@ -99,6 +100,20 @@ def _plan(engine: Engine, command: Command) -> Plan:
             if needed > device.num_blocks:
                 raise OutOfBlocks(needed, device.num_blocks)
             return Plan(summary=f"submit {count} requests of {needed} blocks each")
+        case SetLoad(rate_scale, size_scale):
+            if engine.load is None:
+                raise Refused("this engine has no synthetic workload")
+            if rate_scale is None and size_scale is None:
+                raise Refused("a rate or a size, or both")
+            rate = _load_scale("rate", rate_scale, engine.load.rate_scale)
+            size = _load_scale("size", size_scale, engine.load.size_scale)
+            return Plan(
+                summary=f"load: {rate:g} times the rate, {size:g} times the size",
+                effects=(
+                    Effect("arrival rate ratio", engine.load.rate_scale, rate),
+                    Effect("request size ratio", engine.load.size_scale, size),
+                ),
+            )
         case Cancel(seq_id):
             attached = engine.clients.by_id.get(seq_id)
             if attached is not None:
@@ -109,6 +124,8 @@ def _plan(engine: Engine, command: Command) -> Plan:
             return Plan(summary=f"cancel sequence {seq_id}{whose}: {blocks} blocks released", sequences=(seq_id,))
         case Fork(seq_id):
             table = _running_table(engine, seq_id)
+            if _find(engine, seq_id).contiguous:
+                raise Refused(f"sequence {seq_id} is contiguous: its blocks are one run of its own")
             return Plan(
                 summary=f"fork sequence {seq_id}: {len(table)} blocks shared, the last copied when written",
                 sequences=(seq_id,),
@@ -224,6 +241,10 @@ def _apply(engine: Engine, command: Command) -> str:
                 request = engine.make_request(prompt_tokens, output_tokens, engine.counters.submitted)
                 engine.submit(request)
             return f"{_count(count, 'request')} submitted"
+        case SetLoad(rate_scale, size_scale):
+            engine.set_load(rate_scale, size_scale)
+            assert engine.load is not None
+            return f"load set to {engine.load.rate_scale:g} times the rate, {engine.load.size_scale:g} times the size"
         case Cancel(seq_id):
             if seq_id in engine.clients.by_id:
                 engine.clients.cancel(seq_id)
@@ -277,6 +298,19 @@ def _apply(engine: Engine, command: Command) -> str:
             return engine.faults.inject(engine, command)
         case _:
             assert_never(command)
+
+
+def _load_scale(name: str, asked: float | None, now: float) -> float:
+    """Return the factor after a ``SetLoad``.
+
+    Raises:
+        Refused: It is outside what is allowed.
+    """
+    if asked is None:
+        return now
+    if not MIN_LOAD_SCALE <= asked <= MAX_LOAD_SCALE:  # so is what is not a number
+        raise Refused(f"{name} {asked:g}: a number from {MIN_LOAD_SCALE:g} to {MAX_LOAD_SCALE:g}")
+    return asked
 
 
 def _count(n: int, noun: str) -> str:

@@ -24,7 +24,7 @@ from allocator.clients import AttachedSequence, ClientRegistry
 from allocator.commands import Command
 from allocator.compactor import Compactor
 from allocator.config import STEP_S, EngineConfig
-from allocator.content import Request, slot_stamps
+from allocator.content import AdjustableLoad, Request, slot_stamps
 from allocator.errors import InvariantViolation, NoContiguousRun, OutOfBlocks, Refused, StorageError
 from allocator.events import Event, EventKind
 from allocator.executor import Executor
@@ -36,6 +36,7 @@ from allocator.manager import BlockManager, Extension
 from allocator.pipeline import Pipeline
 from allocator.plans import Outcome, Plan
 from allocator.scheduler import Scheduler
+from allocator.scripts import Deadlines, ForkAt, Script, patience_steps, token_acts
 from allocator.sequence import Sequence
 from allocator.snapshot import (
     MAX_SEQUENCES,
@@ -58,6 +59,7 @@ class Engine:
     Args:
         config: Settings.
         requests: In order of arrival (in file order when serial); read as virtual time reaches them; may be endless.
+        load: The same requests, where their rate and size can be changed while running; in place of ``requests``.
         source: Name shown to observers.
         workload: Name of what drives it.
         make_request: Makes a synthetic request from (prompt tokens, output tokens, nonce), for ``SubmitLoad``.
@@ -77,14 +79,17 @@ class Engine:
         workload: str = "none",
         make_request: Callable[[int, int, int], Request] | None = None,
         storage: Storage | None = None,
+        load: AdjustableLoad | None = None,
     ) -> None:
         self.config = config
+        self.load = load
         self.source, self.workload = source, workload
         self.make_request = make_request
         faulty = FaultyStorage(storage or _make_storage(config), rates=dict(config.inject), seed=config.seed)
         self.manager = BlockManager(config, faulty)
         self.faults = FaultInjector(config, faulty)
         self.scheduler = Scheduler(config.policy)
+        self.deadlines = Deadlines()
         self.thrash = ThrashGuard(config.max_running)
         self.compactor = Compactor(self)
         executor = Executor(lambda job: self.manager.storage.copy(job), config.executor)
@@ -101,7 +106,7 @@ class Engine:
         self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
         self._num_events = 0
         self._seq_ids = itertools.count()
-        self._requests = iter(requests)
+        self._requests = iter(requests if load is None else load)
         self._next_request: Request | None = None
         self._fetch()
         self._evictions_told = 0
@@ -168,10 +173,11 @@ class Engine:
         if self.stuck_reason:
             return 0
         self._take_arrivals()
+        self._hang_up()
         manager.device.step = self.step
         if self.thrash.limit is not None:
             self._tell(self.thrash.pass_time(self.step))
-        decoding, targets, short = self._make_room()
+        decoding, stops, short = self._make_room()
         chunks: list[Chunk] = []
         if scheduler.waiting or scheduler.prefilling:
             self._given_way.clear()
@@ -180,7 +186,7 @@ class Engine:
             if self._given_way:
                 short = True
                 stay = ~np.isin(decoding, self._given_way)
-                decoding, targets = decoding[stay], targets[stay]
+                decoding, stops = decoding[stay], stops[stay]
         self._tell_evictions()
         if not len(decoding) and not chunks:
             if not scheduler.running and not short:
@@ -192,7 +198,7 @@ class Engine:
         self._counters.peak_active = max(self._counters.peak_active, manager.device.num_active)
 
         # After a preemption the queue has not been tried with the room that is left.
-        steps = 1 if short or scheduler.prefilling else self._quiet_steps(decoding, targets, budget)
+        steps = 1 if short or scheduler.prefilling else self._quiet_steps(decoding, stops, budget)
         if len(decoding):
             if self.config.stamp:
                 self._stamp_decoded(decoding, steps)
@@ -203,24 +209,24 @@ class Engine:
         # What happens at the end of skipped steps happens in the last of them.
         self.step += steps - 1
         manager.device.step = self.step
-        self._commit(decoding, targets)
+        self._commit(decoding, stops)
         self.step += 1
         if self.compact == "auto" and self.step >= self.compactor.auto.next_look:
             self.compactor.look()
             self._tell_evictions()
         return steps
 
-    def _quiet_steps(self, rows: IdArray, targets: IdArray, budget: int) -> int:
+    def _quiet_steps(self, rows: IdArray, stops: IdArray, budget: int) -> int:
         """Return how many steps pass until a block fills or anything else happens; at least 1."""
         tables = self.manager.tables
         tokens = tables.num_tokens[rows]
-        room = np.minimum(tables.num_blocks[rows] * self.manager.block_size, targets) - tokens
+        room = np.minimum(tables.num_blocks[rows] * self.manager.block_size, stops) - tokens
         return self._steps_to_change(min(budget, int(room[room.argmin()])))
 
     def _steps_to_change(self, steps: int) -> int:
-        """Return ``steps``, or fewer if a request arrives, a copy is due or a look at fragmentation is; at least 1."""
-        if self._next_request is not None and not self.config.serial:
-            steps = min(steps, self._arrival_step(self._next_request) - self.step)
+        """Return ``steps``, or fewer if a client acts, a copy is due or a look at fragmentation is; at least 1."""
+        if (until := self._next_client_step()) is not None:
+            steps = min(steps, until - self.step)
         if self.copies.next_due is not None:
             steps = min(steps, self.copies.next_due - self.step)
         if self.compact == "auto":
@@ -230,7 +236,7 @@ class Engine:
         return max(1, steps)
 
     def _idle(self, budget: int) -> int:
-        """Let time pass while nothing runs; return 0 when neither a copy nor an arrival can change that."""
+        """Let time pass while nothing runs; return 0 when neither a copy nor a client can change that."""
         if len(self.copies):
             steps = self._steps_to_change(budget)
             self.step += steps
@@ -247,13 +253,21 @@ class Engine:
                 self.stuck_reason += f"; attached programs hold {self.clients.num_blocks} blocks"
             self.step += 1
             return 1
-        if self._next_request is None or (self.config.serial and self.scheduler.waiting):
+        until = self._next_client_step()
+        if until is None:
             return 0
-        steps = min(budget, max(1, self._arrival_step(self._next_request) - self.step))
+        steps = min(budget, max(1, until - self.step))
         if (change := self.thrash.next_change()) is not None:
             steps = min(steps, change - self.step)
         self.step += steps
         return steps
+
+    def _next_client_step(self) -> int | None:
+        """Return the step at which a request arrives or a client hangs up; ``None`` when neither ever happens."""
+        steps = [self.deadlines.next_step(lambda seq_id: self.scheduler.find(seq_id) is not None)]
+        if self._next_request is not None and not self.config.serial:
+            steps.append(self._arrival_step(self._next_request))
+        return min((step for step in steps if step is not None), default=None)
 
     # -- arrivals ------------------------------------------------------------------------------------
 
@@ -300,14 +314,19 @@ class Engine:
                 request.label,
                 request.num_prompt,
                 request.content.num_tokens,
-                request.content.keys(config.block_size, config.key_hash) if config.prefix_cache else (),
+                # A run of its own shares nothing, so nothing of it is to be found either.
+                request.content.keys(config.block_size, config.key_hash)
+                if config.prefix_cache and not request.contiguous
+                else (),
                 request.content.exact_tokens(),
                 self.step,
                 num_tokens=request.num_prompt,
                 priority=request.priority,
                 contiguous=request.contiguous,
+                acts=token_acts(request.script),
             )
         )
+        self._set_deadline(seq_id, request.script)
         return seq_id
 
     def _new_seq_id(self) -> SeqId:
@@ -324,6 +343,39 @@ class Engine:
         if self.clients.news or self.clients.counts != _NOTHING:
             for news in self.clients.drain(self._counters):
                 self.emit(*news)
+
+    def set_load(self, rate_scale: float | None, size_scale: float | None) -> None:
+        """Change how fast requests arrive and how long they are; ``None`` leaves either."""
+        load = self.load
+        assert load is not None
+        rate = load.rate_scale if rate_scale is None else rate_scale
+        load.adjust(self.time_s, rate, load.size_scale if size_scale is None else size_scale, self._next_request)
+
+    # -- scripts -------------------------------------------------------------------------------------
+
+    def _set_deadline(self, seq_id: SeqId, script: Script) -> None:
+        steps = patience_steps(script)
+        if steps is not None:
+            self.deadlines.add(self.step + steps, seq_id)
+
+    def _hang_up(self) -> None:
+        """End the sequences whose clients have waited long enough."""
+        for seq_id in self.deadlines.pop_due(self.step):
+            sequence = self.scheduler.find(seq_id)
+            if sequence is not None:
+                self.cancel(sequence)
+
+    def _act(self, sequence: Sequence) -> None:
+        """Do what the client of a running sequence does at the tokens written so far."""
+        assert sequence.row is not None
+        written = int(self.manager.tables.num_tokens[sequence.row])
+        while sequence.acts and sequence.acts[0].num_tokens <= written:
+            act, sequence.acts = sequence.acts[0], sequence.acts[1:]
+            if not isinstance(act, ForkAt):
+                self.cancel(sequence)
+                return
+            for script in act.children:
+                self.fork(sequence, script)
 
     # -- scheduling ----------------------------------------------------------------------------------
 
@@ -546,7 +598,9 @@ class Engine:
         begun: list[Transfer] = []
 
         def begin() -> Transfer:
-            transfer = self.manager.transfers.begin_swap_in(host_row, sequence.keys, tokens=sequence.tokens, keep=keep)
+            transfer = self.manager.transfers.begin_swap_in(
+                host_row, sequence.keys, tokens=sequence.tokens, keep=keep, one_run=sequence.contiguous
+            )
             begun.append(transfer)
             sequence.transfer = transfer
             self._moving[transfer.row] = sequence
@@ -610,15 +664,31 @@ class Engine:
         if sequence.transfer is not None or (row is not None and self.manager.sequences.any_taken((row,))):
             self.settle()
 
-    def note_contiguous_failure(self, sequence: Sequence, error: NoContiguousRun) -> None:
-        """Note that the first in the queue waits for one run of blocks."""
+    def can_wait_for_run(self, sequence: Sequence, error: NoContiguousRun) -> bool:
+        """Note that the first in the queue lacks one run of blocks; return whether waiting can give it one.
+
+        What runs, and what is cached, gives way in time. Only pinned blocks and slab ends can leave it without a run
+        for ever: then, once nothing runs, it is refused here.
+        """
         if sequence.reason_kind != "contiguous":
-            self._counters.failures_contiguous += 1
+            counters = self._counters
+            counters.failures_contiguous += 1
+            counters.contiguous_needed_blocks += error.needed
+            counters.contiguous_longest_blocks += error.longest
+            counters.contiguous_allocatable_blocks += error.allocatable
             self.compactor.auto.saw_contiguous(self.step, error.needed, failed=True)
         self.compactor.contiguous_wanted = error.needed
+        longest = self.manager.longest_possible_run()
+        if self.scheduler.running or len(self.copies) or longest >= error.needed:
+            return True
+        self.refuse_late(sequence, f"needs a run of {error.needed} blocks, pinned blocks or slab ends leave {longest}")
+        return False
 
     def count_query(self, sequence: Sequence, hit_blocks: int) -> None:
         """Count what the prefix cache was asked for and gave when a sequence was first admitted."""
+        if sequence.contiguous:
+            self._counters.contiguous_admitted += 1
+            self._counters.contiguous_waited_steps += self.step - sequence.arrived_step
         counters, block_size = self._counters, self.config.block_size
         sequence.hit_blocks = hit_blocks
         counters.prompt_tokens += sequence.num_prompt
@@ -653,14 +723,16 @@ class Engine:
             self.manager.storage.write_stamps("device", slots, stamps)
         if stop == sequence.num_target:
             self._finish(sequence)
+        elif stop >= sequence.num_tokens:
+            self._act(sequence)
 
-    def _commit(self, rows: IdArray, targets: IdArray) -> None:
-        """Publish the keys of blocks that filled, and end the sequences that reached their target."""
+    def _commit(self, rows: IdArray, stops: IdArray) -> None:
+        """Publish the keys of blocks that filled, end the sequences that are complete, do what clients do now."""
         if not len(rows):
             return
         manager, size = self.manager, self.config.block_size
         tokens = manager.tables.num_tokens[rows]
-        news = np.flatnonzero((tokens % size == 0) | (tokens == targets))
+        news = np.flatnonzero((tokens % size == 0) | (tokens >= stops))
         if not len(news):
             return
         by_row = self.scheduler.by_row
@@ -671,6 +743,8 @@ class Engine:
                 self.publish(sequence, block - 1, block)
             if written == sequence.num_target:
                 self._finish(sequence)
+            elif sequence.acts:
+                self._act(sequence)
 
     def publish(self, sequence: Sequence, first: int, stop: int) -> None:
         """Let full blocks ``first`` to ``stop`` of a sequence be found by their content, as far as they have keys."""
@@ -692,23 +766,30 @@ class Engine:
         self._counters.cancelled += 1
         self.emit("cancel", f"sequence {sequence.seq_id} cancelled", sequence.seq_id)
 
-    def refuse_late(self, sequence: Sequence) -> None:
-        """End a sequence that no longer fits into a pool that shrank."""
+    def refuse_late(self, sequence: Sequence, reason: str = "") -> None:
+        """End a sequence that cannot get its blocks any more; by default since the pool shrank."""
         self._drop(sequence)
         sequence.status = Status.REFUSED
         self._counters.refused += 1
         needed = self.manager.blocks_for(sequence.num_target)
+        shrank = f"needs {needed} blocks, the pool now has {self.manager.device.num_blocks}"
         self.emit(
             "refuse",
-            f"sequence {sequence.seq_id}: needs {needed} blocks, the pool now has {self.manager.device.num_blocks}",
+            f"sequence {sequence.seq_id}: {reason or shrank}",
             sequence.seq_id,
             needed,
         )
 
-    def fork(self, sequence: Sequence) -> Sequence:
-        """Return a new running sequence that shares every block of a running one and goes its own way from here."""
+    def fork(self, sequence: Sequence, script: Script = ()) -> Sequence:
+        """Return a new running sequence that shares every block of a running one and goes its own way from here.
+
+        Args:
+            sequence: The running one; not a contiguous one, whose blocks are its own.
+            script: What the new one's client does.
+        """
         self.settle_for(sequence)
         assert sequence.row is not None
+        assert not sequence.contiguous
         manager = self.manager
         at = int(manager.tables.num_tokens[sequence.row])
         seq_id = self._new_seq_id()
@@ -724,12 +805,15 @@ class Engine:
             self.step,
             num_tokens=max(at, sequence.num_tokens),
             priority=sequence.priority,
+            acts=token_acts(script),
         )
         child.row = manager.fork(sequence.row)
         self._counters.submitted += 1
         self.scheduler.add_waiting(child)
         self.scheduler.start(child)
         self.emit("fork", f"sequence {sequence.seq_id} forked as {seq_id}", seq_id)
+        self._set_deadline(seq_id, script)
+        self._act(child)
         return child
 
     def _leave_device(self, sequence: Sequence) -> None:
@@ -863,6 +947,8 @@ class Engine:
             notes=self._notes(),
             compactions=tuple(self.compactor.records),
             running_limit=self.thrash.limit,
+            rate_scale=None if self.load is None else self.load.rate_scale,
+            size_scale=None if self.load is None else self.load.size_scale,
         )
 
     def _notes(self) -> tuple[str, ...]:

@@ -32,10 +32,14 @@ def check_manager(manager: BlockManager) -> None:
         tables = manager.tables
         rows = tables.rows()
         blocks, tokens = tables.num_blocks[rows], tables.num_tokens[rows]
-        wrong = (tokens > blocks * manager.block_size) | (tokens <= (blocks - 1) * manager.block_size)
+        spare = ~tables.one_run[rows] & (tokens <= (blocks - 1) * manager.block_size)
+        wrong = (tokens > blocks * manager.block_size) | spare
         if wrong.any():
             at = int(np.argmax(wrong))
             raise InvariantViolation(2, f"row {rows[at]} has {blocks[at]} blocks for {tokens[at]} tokens")
+        for row in rows[tables.one_run[rows]].tolist():
+            if (np.diff(tables.table(row)) != 1).any():
+                raise InvariantViolation(2, f"row {row} needs one run, its blocks are not consecutive")
 
 
 class _Known(Protocol):

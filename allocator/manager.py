@@ -23,6 +23,7 @@ from allocator.errors import NotHeld, OutOfBlocks, Refused
 from allocator.facts import CACHED, HOLDERS_MASK, SHARED
 from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray, Tier
 from allocator.locks import CountedLock, SequenceLocks
+from allocator.metrics import find_runs
 from allocator.observing import TierObserver
 from allocator.plans import MovePlan, Moves
 from allocator.pool import BlockPool
@@ -115,6 +116,7 @@ class BlockManager:
         tokens: TokenArray | None = None,
         keep: int = 0,
         max_new: int | None = None,
+        run_blocks: int = 0,
     ) -> Admission:
         """Give a sequence the blocks for its first ``num_tokens`` tokens, shared ones from the prefix cache first.
 
@@ -128,10 +130,17 @@ class BlockManager:
             keep: Blocks that must stay allocatable.
             max_new: Tokens to be computed now, at most; there must be room for all, but blocks for the rest are left
                 to ``grow``. ``None`` is no limit.
+            run_blocks: Where above 0, give it one run of that many consecutive blocks, for all the tokens it will
+                ever have. It shares none of them, whatever ``keys`` says, they do not move, and ``max_new`` counts
+                for nothing: a run is had at once or not at all.
 
         Raises:
             OutOfBlocks: Too few blocks; nothing changes.
+            NoContiguousRun: No run is long enough; nothing changes.
         """
+        if run_blocks:
+            with self.lock:
+                return Admission(self._new_run(run_blocks, num_tokens, keep), 0, 0)
         wanted = keys[: num_tokens // self.block_size] if self.config.prefix_cache else ()
         matched = self._match_and_lock(wanted, tokens)
         try:
@@ -218,8 +227,13 @@ class BlockManager:
             self.tables.append(rows, np.asarray(self.device.allocate(len(rows)), np.int64))
 
     def trim(self, row: int) -> None:
-        """Release the blocks of a row that hold none of its tokens: what ``extend`` gave and nothing was written to."""
+        """Release the blocks of a row that hold none of its tokens: what ``extend`` gave and nothing was written to.
+
+        A row that needs one run keeps all of it.
+        """
         with self.lock:
+            if self.tables.one_run[row]:
+                return
             used = self.blocks_for(int(self.tables.num_tokens[row]))
             if used < self.tables.num_blocks[row]:
                 self.device.release(self.tables.cut(row, used))
@@ -261,7 +275,7 @@ class BlockManager:
             tables = self.tables
             self.wait_until_writable(row)
             written, num_blocks = int(tables.num_tokens[row]), int(tables.num_blocks[row])
-            fresh = self.blocks_for(written + num_tokens) - num_blocks
+            fresh = max(0, self.blocks_for(written + num_tokens) - num_blocks)
             is_copied = written < num_blocks * self.block_size and len(self._shared_tails(np.array([row]))) > 0
             self.require(fresh + is_copied, 0)
             if is_copied:
@@ -326,19 +340,26 @@ class BlockManager:
             return transfer.host_row
 
     def swap_in(
-        self, host_row: int, keys: Sequence[BlockKey], *, tokens: TokenArray | None = None, keep: int = 0
+        self,
+        host_row: int,
+        keys: Sequence[BlockKey],
+        *,
+        tokens: TokenArray | None = None,
+        keep: int = 0,
+        one_run: bool = False,
     ) -> tuple[int, int]:
         """Bring a swapped sequence back, into as few runs as there are; return its row and the blocks copied.
 
         Blocks whose content is still cached on the device are shared instead of copied. ``keys`` and ``tokens`` are
-        those of ``admit``.
+        those of ``admit``. With ``one_run`` it needs one run again, and ``keys`` is empty.
 
         Raises:
             OutOfBlocks: Too few device blocks, ``keep`` of them left out.
-            StorageError: The copy failed. In both cases nothing changes.
+            NoContiguousRun: No run is long enough.
+            StorageError: The copy failed. In all cases nothing changes.
         """
         with self._whole:
-            transfer = self.transfers.begin_swap_in(host_row, keys, tokens=tokens, keep=keep)
+            transfer = self.transfers.begin_swap_in(host_row, keys, tokens=tokens, keep=keep, one_run=one_run)
             self.transfers.run(transfer)
             return transfer.row, len(transfer.job.sources)
 
@@ -361,7 +382,19 @@ class BlockManager:
     def shape(self) -> PoolShape:
         """Return the device pool as planning sees it."""
         facts = self.device.facts
-        return PoolShape(facts.state, facts.flags, self.device.eviction_order(), self.device.slab_size)
+        order, slab_size = self.device.eviction_order(), self.device.slab_size
+        return PoolShape(facts.state, facts.flags, order, slab_size, self.fixed_blocks())
+
+    def fixed_blocks(self) -> IdArray:
+        """Return the blocks of rows that need one run, which do not move. [f]"""
+        rows = np.flatnonzero(self.tables.one_run).tolist()
+        return np.concatenate([self.tables.table(row) for row in rows]) if rows else NO_IDS
+
+    def longest_possible_run(self) -> int:
+        """Return the longest run there would be if no sequence held a block: between pinned blocks and slab ends."""
+        pool = self.device
+        _, lengths = find_runs((pool.facts.flags & BlockFlag.PINNED) == 0, pool.slab_size)
+        return int(lengths.max(initial=0))
 
     def plan_compaction(
         self, goal: CompactGoal, run_blocks: int | None, max_moves: int | None, *, keep_cached: bool = False
@@ -406,7 +439,8 @@ class BlockManager:
             shape = self.shape()
             pinned = self.device.facts.flags & np.uint8(BlockFlag.PINNED)
             return plan_shrink(
-                PoolShape(self.device.facts.state, pinned, shape.eviction_order, shape.slab_size), num_blocks
+                PoolShape(self.device.facts.state, pinned, shape.eviction_order, shape.slab_size, self.fixed_blocks()),
+                num_blocks,
             )
 
     def resize(self, num_blocks: int) -> MovePlan:
@@ -594,6 +628,13 @@ class BlockManager:
             if block is not None:
                 ids[position] = block
         return ids
+
+    def _new_run(self, num_blocks: int, num_tokens: int, keep: int) -> int:
+        """Return a new row with one run of ``num_blocks`` blocks."""
+        self.require(num_blocks, keep)
+        row = self.tables.new_row(self.device.allocate_contiguous(num_blocks), num_tokens)
+        self.tables.one_run[row] = True
+        return row
 
     def require(self, needed: int, keep: int) -> None:
         """Raise ``OutOfBlocks`` unless ``needed`` blocks can be taken and ``keep`` stay allocatable."""

@@ -133,13 +133,13 @@ class Scheduler:
         return sorted(lower, key=lambda s: (s.priority, -s.seq_id))
 
     def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the decoding sequences' rows and the tokens at which each finishes, by arrival. [r], [r]"""
+        """Return the decoding sequences' rows and the tokens at which each finishes or forks, by arrival. [r], [r]"""
         if self._rows is None or self._targets is None:
             decoding = self.running
             if self.prefilling:
                 decoding = [s for s in self.running if s.seq_id not in self.prefilling]
             self._rows = np.array([s.row for s in decoding], np.int64)
-            self._targets = np.array([s.num_target for s in decoding], np.int64)
+            self._targets = np.array([s.next_stop for s in decoding], np.int64)
         return self._rows, self._targets
 
     def reasons(self, *, paused: bool = False) -> Iterator[tuple[Sequence, WaitReason, str]]:

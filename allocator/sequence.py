@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from allocator.content import Content, TokenArray
 from allocator.ids import BlockKey, SeqId, Status, WaitReason
+from allocator.scripts import TokenAct
 
 if TYPE_CHECKING:
     from allocator.transfers import Transfer
@@ -42,6 +43,7 @@ class Sequence:
         priority: Its class: higher goes first under the priority policy.
         contiguous: Whether its blocks must be one run of consecutive ids.
         order: Its place in the queue, lowest first; the scheduler's.
+        acts: What its client still does at token counts, the next first.
     """
 
     seq_id: SeqId
@@ -66,3 +68,9 @@ class Sequence:
     priority: int = 0
     contiguous: bool = False
     order: tuple[int, int] = (0, 0)
+    acts: tuple[TokenAct, ...] = ()
+
+    @property
+    def next_stop(self) -> int:
+        """Tokens at which it finishes, or its client acts."""
+        return min(self.num_target, self.acts[0].num_tokens) if self.acts else self.num_target

@@ -15,7 +15,13 @@ CompactionTrigger: TypeAlias = Literal["threshold", "contiguous", "manual"]
 
 
 class Counters(msgspec.Struct):
-    """Totals since the engine started; they only go up. The engine writes its own copy and publishes another."""
+    """Totals since the engine started; they only go up. The engine writes its own copy and publishes another.
+
+    ``failures_contiguous`` counts the times a sequence began to wait for a run; ``contiguous_needed_blocks``,
+    ``contiguous_longest_blocks`` and ``contiguous_allocatable_blocks`` are sums over these times: the run wanted, the
+    longest there was, all that could be had. ``contiguous_waited_steps`` is the time from arrival to admission, summed
+    over ``contiguous_admitted``.
+    """
 
     submitted: int = 0
     finished: int = 0
@@ -51,6 +57,11 @@ class Counters(msgspec.Struct):
     key_collisions: int = 0
     failures_capacity: int = 0
     failures_contiguous: int = 0
+    contiguous_admitted: int = 0
+    contiguous_waited_steps: int = 0
+    contiguous_needed_blocks: int = 0
+    contiguous_longest_blocks: int = 0
+    contiguous_allocatable_blocks: int = 0
     integrity_checks: int = 0
     integrity_faults: int = 0
     faults_by_law: tuple[int, ...] = (0,) * (NUM_LAWS + 1)
@@ -150,6 +161,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         counters: Totals.
         sequences: Unfinished sequences, running first then in queue order, at most ``MAX_SEQUENCES``.
         events: The events the reader asked for, oldest first.
+        rate_scale, size_scale: Factors on the load's rate and size; ``None`` where it cannot be changed.
         notes: Things a user should know that are not events, such as a host tier below half the pool.
         compactions: The latest compactions, oldest first, at most ``MAX_COMPACTIONS``.
         running_limit: Sequences that may run at once on account of thrash; ``None`` is no such limit.
@@ -182,6 +194,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     compactions: tuple[CompactionRecord, ...] = ()
     running_limit: int | None = None
+    rate_scale: float | None = None
+    size_scale: float | None = None
 
 
 #: Rows of the sequences table carried at most; the counts are always of all.

@@ -167,15 +167,22 @@ class Transfers:
             )
 
     def begin_swap_in(
-        self, host_row: int, keys: Sequence[BlockKey], *, tokens: TokenArray | None = None, keep: int = 0
+        self,
+        host_row: int,
+        keys: Sequence[BlockKey],
+        *,
+        tokens: TokenArray | None = None,
+        keep: int = 0,
+        one_run: bool = False,
     ) -> Transfer:
         """Begin to bring a swapped sequence back, into as few runs as there are; committed, ``row`` has its blocks.
 
         Blocks whose content is still cached on the device are shared instead of copied. ``keys`` and ``tokens`` are
-        those of ``BlockManager.admit``.
+        those of ``BlockManager.admit``. With ``one_run`` it needs one run again, and ``keys`` is empty.
 
         Raises:
             OutOfBlocks: Too few device blocks, ``keep`` of them left out; nothing changes.
+            NoContiguousRun: No run is long enough; nothing changes.
         """
         manager = self._manager
         with manager.lock:
@@ -188,9 +195,10 @@ class Transfers:
             missing = np.flatnonzero(ids == NO_ROW)
             manager.require(len(missing) + manager.count_idle(resident), keep)
             pool.share(resident)
-            fresh = pool.allocate_compact(len(missing))
+            fresh = pool.allocate_contiguous(len(missing)) if one_run else pool.allocate_compact(len(missing))
             ids[missing] = fresh
             row = manager.tables.new_row(ids, num_tokens)
+            manager.tables.one_run[row] = one_run
 
             def commit() -> None:
                 if manager.config.prefix_cache and keys:
@@ -338,6 +346,7 @@ class Transfers:
             or not free.all()
             or (state[stage.evicted] != CACHED).any()
             or (state[stage.sources] == FREE).any()
+            or np.isin(stage.sources, self._manager.fixed_blocks()).any()
         ):
             raise Refused("the plan is out of date: its blocks have changed")
 

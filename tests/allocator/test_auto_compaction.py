@@ -22,7 +22,6 @@ from allocator.compaction import PoolShape, plan_pack_low
 from allocator.config import EngineConfig
 from allocator.content import Request, TokenContent
 from allocator.engine import Engine
-from allocator.errors import NoContiguousRun
 from allocator.facts import CACHED, FREE, SOLE
 from allocator.snapshot import MAX_COMPACTIONS
 
@@ -222,33 +221,41 @@ def test_an_operators_compaction_is_recorded_as_manual():
     assert len(e.compactor.records) <= MAX_COMPACTIONS
 
 
-def test_a_contiguous_failure_compacts_after_its_step():
+def wants_a_run(e: Engine) -> int:
+    """Submit a contiguous request of 25 blocks, more than the longest run of a holed pool; return its id."""
+    content = request(20, 5 + 24 * e.config.block_size, 99).content
+    seq_id = e.submit(Request(content, 20, contiguous=True))
+    assert seq_id is not None
+    assert e.compactor.fragmentation().largest_run < e.manager.blocks_for(content.num_tokens) == 25
+    return seq_id
+
+
+def test_a_run_that_one_slice_can_free_is_freed_at_once():
     e = holed(compact_threshold_ratio=1.0)
-    waiting = e.submit(request(20, 5, 99))
-    assert waiting is not None
-    admit = e.manager.admit
-    wanted = 25
+    waiting = wants_a_run(e)
+    e.advance(1)
+    e.check()
+    (record,) = e.compactor.records
+    assert (record.trigger, record.goal, record.run_blocks) == ("contiguous", "longest-run", 25)
+    assert record.moved_blocks == e.counters.compaction_moved_blocks > 0
+    assert e.scheduler.find(waiting).row is not None
+    assert (e.counters.failures_contiguous, e.counters.compactions_contiguous) == (0, 1)
 
-    def admit_in_one_run(keys, num_tokens, **kwargs):
-        longest = e.compactor.fragmentation().largest_run
-        if longest < wanted:
-            raise NoContiguousRun(wanted, longest, e.manager.device.num_allocatable)
-        return admit(keys, num_tokens, **kwargs)
 
-    e.manager.admit = admit_in_one_run
-    assert e.compactor.fragmentation().largest_run < wanted
+def test_a_run_that_takes_several_slices_is_waited_for():
+    e = holed(2, compact_threshold_ratio=1.0)
+    waiting = wants_a_run(e)
     e.advance(1)
     e.check()
     assert e.copies.count("compaction") == 1
     assert e.scheduler.find(waiting).reason_kind == "contiguous"
     assert e.scheduler.find(waiting).reason.startswith("contiguous: a run of 25 blocks needed, the longest has ")
-    while len(e.copies):
+    while e.scheduler.find(waiting).row is None:
+        assert e.step < 40
         e.advance(1)
         e.check()
-    (record,) = e.compactor.records
-    assert (record.trigger, record.goal, record.run_blocks) == ("contiguous", "longest-run", wanted)
-    assert e.scheduler.find(waiting).row is not None
-    assert (e.counters.failures_contiguous, e.counters.compactions_contiguous) == (1, 1)
+    assert {(r.trigger, r.run_blocks) for r in e.compactor.records} == {("contiguous", 25)}
+    assert e.counters.failures_contiguous == 1
 
 
 def test_taking_auto_back_ends_the_run_in_progress():

@@ -268,7 +268,7 @@ def test_shrinking_empties_the_end_and_loses_the_oldest_cached_blocks_only(word,
     pinned, held, cached = sum(x.isupper() for x in word[n:]), word.count("h"), word.count("c")
     room = n - sum(x.isupper() for x in word[:n])
     if pinned:
-        with pytest.raises(Refused, match=f"{pinned} pinned"):
+        with pytest.raises(Refused, match=f"{pinned} blocks above"):
             plan_shrink(pool, n)
         return
     if held > room:

@@ -482,7 +482,7 @@ def test_a_pinned_block_above_the_new_end_is_named_in_the_refusal():
     before = state(e)
     outcome = e.apply(Resize(20))
     assert not outcome.ok
-    assert "1 pinned or fenced blocks lie above the new end 20" in outcome.message
+    assert "1 blocks above the new end 20 cannot move: pinned (unpin them)" in outcome.message
     assert state(e) == before
 
 
