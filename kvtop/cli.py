@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 import kvtop
-from allocator.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_PREFILL_TOKENS
+from allocator.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_LOAD_SCALE, MAX_PREFILL_TOKENS, MIN_LOAD_SCALE
 from allocator.errors import EMPTY, AllocatorError, ConfigError
 from allocator.fault_kinds import DEFAULT_RATE, FAULT_KINDS, FAULTS, parse_rate
 from allocator.geometry import GEOMETRY_NAMES
@@ -135,7 +135,18 @@ _FAULT: Final = _Value(
 )
 _RATIO: Final = _real(0, 1, "a number from 0 to 1")
 _SPEED: Final = _real(1e-6, MAX_SPEED, "a number above 0 and at most 1000000, or max", also="max")
+_SCALE: Final = _real(MIN_LOAD_SCALE, MAX_LOAD_SCALE, f"a number from {MIN_LOAD_SCALE:g} to {MAX_LOAD_SCALE:g}")
 _SECONDS: Final = _real(1e-3, 1e9, "a number of seconds above 0")
+
+
+def _list_workloads(ctx: click.Context, _param: click.Parameter, is_asked: bool) -> None:
+    """Print one line a workload and end the command."""
+    if not is_asked or ctx.resilient_parsing:
+        return
+    from kvtop.workloads.catalog import workload_lines
+
+    click.echo("\n".join(workload_lines()))
+    ctx.exit(EXIT_OK)
 
 
 def _option(*names: str, **settings: Any) -> Callable[[_F], _F]:
@@ -164,7 +175,23 @@ _ENGINE_OPTIONS: Final = (
     _option("--swap-blocks", "num_swap_blocks", type=_whole(0, MAX_BLOCKS), help="Host pool size; 0 is none."),
     _option("--swap-ratio", type=_real(0, 64, "a number from 0 to 64"), help="Host ÷ device pool size (0.5)."),
     _option("--slab-blocks", type=_whole(1, MAX_BLOCKS), help="Blocks a storage slab (the whole first pool)."),
-    _option("--workload", metavar="NAME", help="Synthetic workload (chat)."),
+    _option(
+        "--workload",
+        metavar="NAME[:W][+…]",
+        help="Synthetic workloads with their weights: chat, or chat:3+rag (chat); --list-workloads names them.",
+    ),
+    _option("--workload-file", metavar="FILE", help="Synthetic workloads with parameters, as TOML."),
+    _option("--requests", "num_requests", type=_whole(1, 2**53), help="End a synthetic workload after N requests."),
+    _option("--rate", "rate_scale", type=_SCALE, metavar="R", help="Requests come R times as fast (1)."),
+    _option("--size", "size_scale", type=_SCALE, metavar="R", help="Requests are R times as long (1)."),
+    click.option(
+        "--list-workloads",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_list_workloads,
+        help="Say what the synthetic workloads are, and exit.",
+    ),
     _option("--trace", metavar="FILE", help="Replay the requests of a trace instead."),
     _option("--trace-format", metavar="NAME", help="Format of the trace (auto)."),
     _option("--skip-bad", is_flag=True, help="Leave out the trace's bad rows, and count them."),
@@ -395,9 +422,14 @@ def engine_options(ctx: click.Context, params: Params, *, speed: float | None) -
     from kvtop.engine_setup import ATTACHED, EngineOptions
 
     _refuse_both(ctx, params, "num_swap_blocks", "swap_ratio")
-    _refuse_both(ctx, params, "workload", "trace")
+    for first, second in (("workload", "trace"), ("workload_file", "trace"), ("workload", "workload_file")):
+        _refuse_both(ctx, params, first, second)
     if params["workload"] == ATTACHED and params["publish"] is None:
         raise UserError(f"--workload {ATTACHED}: only together with --publish NAME, by which programs attach")
+    if params["trace"] is not None:
+        for name, option in (("num_requests", "--requests"), ("rate_scale", "--rate"), ("size_scale", "--size")):
+            if params[name] is not None:
+                raise UserError(f"{option} {params[name]:g}: only for a synthetic workload, not together with --trace")
     if params["trace"] is None and (params["trace_format"] is not None or params["skip_bad"]):
         option = "--skip-bad" if params["trace_format"] is None else f"--trace-format {params['trace_format']}"
         raise UserError(f"{option}: only together with --trace FILE")

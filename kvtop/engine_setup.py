@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +22,7 @@ from kvtop.errors import UserError
 if TYPE_CHECKING:
     from allocator.content import Request
     from allocator.engine import Engine
+    from kvtop.workloads.load import Load
 
 DEFAULT_BLOCK_SIZE: Final = 16
 #: The workload without requests of its own.
@@ -43,7 +43,10 @@ class EngineOptions(msgspec.Struct, frozen=True):
         block_size: Tokens a block; ``None`` takes the trace's own, else ``DEFAULT_BLOCK_SIZE``.
         num_swap_blocks: Host pool size; ``None`` derives it from ``swap_ratio``.
         swap_ratio: Host pool size ÷ device pool size.
-        workload: Synthetic workload, used when there is no trace.
+        workload: Synthetic workloads put together, used when there is neither a trace nor a workload file.
+        workload_file: File that describes a synthetic load.
+        num_requests: Requests after which a synthetic load ends; ``None`` is never.
+        rate_scale, size_scale: Factors on its rate and on its lengths.
         trace: File of requests to replay.
         trace_format: Its format, or ``auto``.
         skip_bad: Leave out bad rows of the trace instead of refusing it.
@@ -74,6 +77,10 @@ class EngineOptions(msgspec.Struct, frozen=True):
     seed: int = 0
     inject: FaultRates = ()
     workload: str = "chat"
+    workload_file: str | None = None
+    num_requests: int | None = None
+    rate_scale: float = 1.0
+    size_scale: float = 1.0
     trace: str | None = None
     trace_format: str = "auto"
     skip_bad: bool = False
@@ -82,21 +89,19 @@ class EngineOptions(msgspec.Struct, frozen=True):
     @property
     def is_endless(self) -> bool:
         """Whether requests keep coming for ever."""
-        return self.trace is None
+        return self.trace is None and self.num_requests is None
 
     @property
     def takes_all_load(self) -> bool:
         """Whether attached programs are all the load there is."""
-        return self.trace is None and self.workload == ATTACHED
+        return self.trace is None and self.workload_file is None and self.workload == ATTACHED
 
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """What drives an engine: where requests come from, and the block size that follows from it."""
-
-    name: str
-    requests: Iterable[Request]
-    notes: tuple[str, ...] = ()
+    @property
+    def load_name(self) -> str:
+        """What drives the engine, as it is shown."""
+        if self.trace is not None:
+            return f"trace {Path(self.trace).name}"
+        return self.workload if self.workload_file is None else Path(self.workload_file).name
 
 
 def build_config(options: EngineOptions, block_size: int | None = None) -> EngineConfig:
@@ -150,7 +155,7 @@ def check_options(options: EngineOptions) -> None:
     """
     config = build_config(options)
     if options.trace is None:
-        _synthetic(config, options.workload)
+        _synthetic(config, options)
         check_memory(config, available_memory())
     else:
         _require_file(options.trace)
@@ -166,18 +171,20 @@ def build_engine(options: EngineOptions) -> tuple[Engine, tuple[str, ...]]:
         UserError: The trace cannot be used, or the pools do not fit in memory.
     """
     build_config(options)  # a wrong option is said before a trace is read
+    load: Load | None = None
+    requests: Iterable[Request] = ()
+    notes: tuple[str, ...] = ()
     if options.trace is None:
         config = build_config(options)
-        load = _synthetic(config, options.workload)
+        load = _synthetic(config, options)
     else:
-        config, load = _trace(options, options.trace)
+        config, requests, notes = _trace(options, options.trace)
     check_memory(config, available_memory())
     from allocator.engine import Engine
     from kvtop.workloads.chat import make_request
 
-    notes = load.notes + swap_notes(config) + idle_notes(config)
-    engine = Engine(config, load.requests, workload=load.name, make_request=make_request)
-    return engine, notes
+    engine = Engine(config, requests, workload=options.load_name, make_request=make_request, load=load)
+    return engine, notes + swap_notes(config) + idle_notes(config)
 
 
 def _require_file(trace: str) -> None:
@@ -185,21 +192,30 @@ def _require_file(trace: str) -> None:
         raise UserError(f"--trace {trace}: no such file")
 
 
-def _synthetic(config: EngineConfig, name: str) -> _Load:
-    from kvtop.workloads.catalog import find_workload
+def _synthetic(config: EngineConfig, options: EngineOptions) -> Load:
+    from kvtop.workloads.load import Load, parse_workloads
+    from kvtop.workloads.load_file import read_load
 
-    requests = find_workload(name).requests
-    return _Load(name, requests(config.seed, block_size=config.block_size, num_blocks=config.num_blocks))
+    path = options.workload_file
+    return Load(
+        parse_workloads(options.workload) if path is None else read_load(path),
+        config.seed,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        rate_scale=options.rate_scale,
+        size_scale=options.size_scale,
+        num_requests=options.num_requests,
+    )
 
 
-def _trace(options: EngineOptions, path: str) -> tuple[EngineConfig, _Load]:
+def _trace(options: EngineOptions, path: str) -> tuple[EngineConfig, Iterable[Request], tuple[str, ...]]:
     from kvtop.workloads.trace import open_trace
 
     _require_file(path)
     trace = open_trace(Path(path), options.trace_format, block_size=options.block_size, skip_bad=options.skip_bad)
     config = build_config(options, trace.block_size)
     requests = trace.file_order if config.serial else trace.requests
-    return config, _Load(f"trace {Path(path).name}", requests, tuple(trace.notes))
+    return config, requests, tuple(trace.notes)
 
 
 def swap_notes(config: EngineConfig) -> tuple[str, ...]:

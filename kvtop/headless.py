@@ -120,11 +120,13 @@ def bounds_for(options: EngineOptions, asked: Bounds) -> tuple[Bounds, tuple[str
         UserError: A workload without an end was asked to run until it is done.
     """
     if asked.until_done and options.is_endless:
-        raise UserError(f"--until-done: the workload {options.workload} never ends; give --steps or --duration")
+        raise UserError(
+            f"--until-done: the workload {options.load_name} never ends; give --requests, --steps or --duration"
+        )
     if options.takes_all_load:
-        return asked, (f"the workload {options.workload} never ends: Ctrl-C stops it, or --duration",)
+        return asked, (f"the workload {options.load_name} never ends: Ctrl-C stops it, or --duration",)
     if options.is_endless and asked == Bounds():
-        note = f"the workload {options.workload} never ends: stopping after {count(DEFAULT_STEPS)} steps (--steps N)"
+        note = f"the workload {options.load_name} never ends: stopping after {count(DEFAULT_STEPS)} steps (--steps N)"
         return Bounds(steps=DEFAULT_STEPS), (note,)
     return asked, ()
 

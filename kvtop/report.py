@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from allocator.block_map import BlockArrays
+from allocator.config import STEP_S
 from allocator.fault_kinds import FAULT_KINDS
 from allocator.metrics import ratio, tier_numbers
 from allocator.snapshot import Snapshot
@@ -76,6 +77,14 @@ def build_report(snapshot: Snapshot, device: BlockArrays, wall_s: float, engine_
         "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
         "copy_on_write_blocks": counters.copy_on_write_blocks,
         "allocation_failures": {"capacity": counters.failures_capacity, "contiguous": counters.failures_contiguous},
+        "contiguous": {
+            "admitted": counters.contiguous_admitted,
+            "compactions": counters.compactions_contiguous,
+            "mean_wait_s": ratio(counters.contiguous_waited_steps * STEP_S, counters.contiguous_admitted),
+            "mean_needed_blocks": ratio(counters.contiguous_needed_blocks, counters.failures_contiguous),
+            "mean_longest_run": ratio(counters.contiguous_longest_blocks, counters.failures_contiguous),
+            "mean_allocatable_blocks": ratio(counters.contiguous_allocatable_blocks, counters.failures_contiguous),
+        },
         "integrity": {"checks": counters.integrity_checks, "faults": counters.integrity_faults},
         "injected": dict(zip(FAULT_KINDS, counters.injected, strict=True)),
         "wall_s": round(wall_s, 6),
@@ -131,6 +140,7 @@ def to_text(report: Report) -> str:
         ),
         ("copy-on-write", f"{count(report['copy_on_write_blocks'])} blocks"),
         ("failures", _counts(failures, "capacity", "contiguous")),
+        *_runs(report["contiguous"], failures["contiguous"]),
         ("integrity", _counts(integrity, "checks", "faults")),
         *injected,
         (
@@ -140,6 +150,19 @@ def to_text(report: Report) -> str:
         ),
     )
     return "\n".join(f"{title:<15}{text}" for title, text in lines)
+
+
+def _runs(contiguous: Report, failures: int) -> list[tuple[str, str]]:
+    """Return what became of contiguous requests, and what the pool looked like when one found no run."""
+    admitted = contiguous["admitted"]
+    waited = f" after {seconds(contiguous['mean_wait_s'])} on average" if admitted else ""
+    text = f"{count(admitted)} contiguous requests admitted{waited}"
+    lines = [("  runs", f"{text}   {count(contiguous['compactions'])} compactions for them")]
+    if failures:
+        text = f"{count(contiguous['mean_needed_blocks'])} blocks wanted, the longest run "
+        text += f"{count(contiguous['mean_longest_run'])} of {count(contiguous['mean_allocatable_blocks'])} allocatable"
+        lines.append(("  at a failure", f"{text}, on average"))
+    return lines
 
 
 def _counts(values: Mapping[str, int], *names: str) -> str:

@@ -77,6 +77,7 @@ ACTIONS: Final = (
     _act(7, "resize", "R", "resize", "grow or shrink the device pool"),
     _act(8, "evict", "E", "evict", "evict cached blocks: all, or a number of them"),
     _act(0, "policy", "O", "order", "order the queue: first come, by class, shortest job first"),
+    _act(21, "load", "L", "load", "change how fast requests come, and how long they are"),
     _act(14, "fork", "F", "fork", "continue the selected sequence twice, sharing its blocks"),
     _act(13, "cancel", "X", "cancel", "end the selected sequence"),
     _act(15, "pin", "P", "pin", "pin or unpin the block under the cursor"),

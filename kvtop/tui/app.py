@@ -38,6 +38,7 @@ from allocator.commands import (
     Pin,
     Resize,
     Resume,
+    SetLoad,
     SetPolicy,
     SetSpeed,
     Step,
@@ -618,6 +619,23 @@ class KvtopApp(App[None]):
             return EvictCached(int(text)) if int(text) >= 1 else "0: at least 1 block, or nothing typed for all"
 
         self._open_sheet("evict", "Evict cached blocks", NumberField("blocks", "", make, "nothing typed: all of them"))
+
+    def action_load(self) -> None:
+        snapshot = self.view.snapshot
+        if self._may("load") is None or snapshot is None:
+            return
+        if snapshot.rate_scale is None or snapshot.size_scale is None:
+            self.say("refused: the load of this engine cannot be changed", "bad")
+            return
+        rate, size = snapshot.rate_scale, snapshot.size_scale
+        choices = [
+            Choice("rate ×2", SetLoad(rate * 2, None)),
+            Choice("rate ÷2", SetLoad(rate / 2, None)),
+            Choice("size ×2", SetLoad(None, size * 2)),
+            Choice("size ÷2", SetLoad(None, size / 2)),
+            Choice("as at first", SetLoad(1.0, 1.0)),
+        ]
+        self._open_sheet("load", "Change the load", choices)
 
     def action_pin(self) -> None:
         block, device = self.main.cursor, self.view.device

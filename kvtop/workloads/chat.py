@@ -18,22 +18,20 @@ import numpy as np
 
 from allocator.config import STEP_S
 from allocator.content import Request, TokenArray, TokenContent
+from kvtop.workloads.draws import (
+    FILL_RATIO,
+    MAX_CONCURRENT,
+    SizeDial,
+    draw_tokens,
+    longest_stream,
+    pool_scale,
+)
 
-#: Pool whose lengths are those below; others grow and shrink with the square root of their size. [tokens]
-REFERENCE_TOKENS: Final = 65536
-#: Largest scale and longest stream, whatever the pool.
-MAX_SCALE: Final = 8.0
-MAX_STREAM: Final = 32768
 NUM_SYSTEM_PROMPTS: Final = 4
 MEAN_TURNS: Final = 4.0
 MEAN_THINK_S: Final = 4.0
-#: Share of the pool in use that the rate of requests aims at.
-FILL_RATIO: Final = 0.85
-#: Sequences at work at once are kept below this, however large the pool.
-MAX_CONCURRENT: Final = 192
 #: Sessions that may open at the start.
 MAX_OPENING: Final = 4096
-VOCABULARY: Final = 32000
 
 #: Log-normal lengths at scale 1: (median, sigma). [tokens]
 _SYSTEM: Final = (400.0, 0.4)
@@ -42,7 +40,14 @@ _ANSWER: Final = (160.0, 0.7)
 _SAMPLED_SESSIONS: Final = 256
 
 
-def chat_requests(seed: int, *, block_size: int, num_blocks: int, rate_per_s: float | None = None) -> Iterator[Request]:
+def chat_requests(
+    seed: int,
+    *,
+    block_size: int,
+    num_blocks: int,
+    dial: SizeDial | None = None,
+    rate_per_s: float | None = None,
+) -> Iterator[Request]:
     """Yield chat requests for ever, in order of arrival; the same for the same arguments.
 
     Every request fits an empty pool: a stream is at most a quarter of it, or 8 tokens where that is more.
@@ -51,13 +56,14 @@ def chat_requests(seed: int, *, block_size: int, num_blocks: int, rate_per_s: fl
         seed: Any whole number from 0.
         block_size: Tokens a block of the pool they are meant for.
         num_blocks: Its blocks.
+        dial: Factor on the lengths of messages and answers.
         rate_per_s: Requests a virtual second, above 0; ``None`` takes what keeps this pool busy.
     """
-    lengths = _Lengths.for_pool(num_blocks * block_size)
+    lengths = _Lengths.for_pool(num_blocks * block_size, dial)
     busy = measure_demand(block_size, num_blocks)
     rate = busy.rate_per_s if rate_per_s is None else rate_per_s
     rng = np.random.Generator(np.random.PCG64([seed, 0]))
-    prompts = [_tokens(rng, lengths.draw_system(rng)) for _ in range(NUM_SYSTEM_PROMPTS)]
+    prompts = [draw_tokens(rng, lengths.draw_system(rng)) for _ in range(NUM_SYSTEM_PROMPTS)]
     weights = 1.0 / np.arange(1, NUM_SYSTEM_PROMPTS + 1)
     bounds = np.cumsum(weights / weights.sum())[:-1]
 
@@ -74,7 +80,7 @@ def chat_requests(seed: int, *, block_size: int, num_blocks: int, rate_per_s: fl
     def next_turn() -> Request:
         arrival_s, session, turn, turns, said = heapq.heappop(waiting)
         message, answer = lengths.draw_turn(rng, len(said))
-        stream = np.concatenate((said, _tokens(rng, message + answer)))
+        stream = np.concatenate((said, draw_tokens(rng, message + answer)))
         if turns > 1 and lengths.has_room(len(stream)):
             again_s = arrival_s + answer * STEP_S + float(rng.exponential(MEAN_THINK_S))
             heapq.heappush(waiting, (again_s, session, turn + 1, turns - 1, stream))
@@ -133,7 +139,7 @@ def measure_demand(block_size: int, num_blocks: int) -> Demand:
 def make_request(prompt_tokens: int, output_tokens: int, nonce: int) -> Request:
     """Return a request of these lengths with tokens of its own; the same for the same ``nonce``. Arrives at 0."""
     rng = np.random.Generator(np.random.PCG64([nonce, 1]))
-    return Request(TokenContent(_tokens(rng, prompt_tokens + output_tokens)), prompt_tokens, 0.0, f"load {nonce}")
+    return Request(TokenContent(draw_tokens(rng, prompt_tokens + output_tokens)), prompt_tokens, 0.0, f"load {nonce}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +148,11 @@ class _Lengths:
 
     scale: float
     max_stream: int
+    dial: SizeDial
 
     @classmethod
-    def for_pool(cls, num_tokens: int) -> _Lengths:
-        scale = min(math.sqrt(num_tokens / REFERENCE_TOKENS), MAX_SCALE)
-        return cls(scale, min(max(num_tokens // 4, min(num_tokens, 8)), MAX_STREAM))
+    def for_pool(cls, num_tokens: int, dial: SizeDial | None = None) -> _Lengths:
+        return cls(pool_scale(num_tokens), longest_stream(num_tokens), dial or SizeDial())
 
     def draw_system(self, rng: np.random.Generator) -> int:
         """Return a system prompt's length: at most about half of a stream, so that an answer always has room."""
@@ -164,8 +170,4 @@ class _Lengths:
 
     def _draw(self, rng: np.random.Generator, shape: tuple[float, float]) -> int:
         median, sigma = shape
-        return max(1, round(self.scale * median * math.exp(sigma * float(rng.standard_normal()))))
-
-
-def _tokens(rng: np.random.Generator, count: int) -> TokenArray:
-    return rng.integers(0, VOCABULARY, count, dtype=np.int32)
+        return max(1, round(self.dial.scale * self.scale * median * math.exp(sigma * float(rng.standard_normal()))))

@@ -22,6 +22,7 @@ WHOLE = {
     "--metrics-port": (0, 65535),
     "--steps": (1, 9007199254740992),
     "--threads": (1, 64),
+    "--requests": (1, 9007199254740992),
 }
 REAL = {
     "--swap-ratio": ("0", "64", "-0.001", "64.001", "a number from 0 to 64"),
@@ -29,6 +30,8 @@ REAL = {
     "--compact-threshold": ("0", "1", "-0.001", "1.001", "a number from 0 to 1"),
     "--copy-bandwidth": ("1e-6", "1000000", "0", "1000001", "a number of GB/s from 0.000001 to 1000000"),
     "--speed": ("1e-6", "1000000", "0", "1000001", "a number above 0 and at most 1000000, or max"),
+    "--rate": ("0.01", "100", "0.009", "100.1", "a number from 0.01 to 100"),
+    "--size": ("0.01", "100", "0.009", "100.1", "a number from 0.01 to 100"),
     "--duration": ("0.001", "1e9", "0", "1e10", "a number of seconds above 0"),
 }
 NAMED = {
@@ -50,6 +53,14 @@ OTHER = {
         (["--device", "cuda:4096"], "--device cuda:4096: this machine has "),
     ],
     "--workload": [(["--workload", "nope"], "--workload nope: one of chat")],
+    "--workload-file": [
+        (["--workload-file", "/no/such/file"], "--workload-file /no/such/file: No such file or directory"),
+        (["--workload-file", "x", "--trace", "y"], "--workload-file x and --trace y: one of the two, not both"),
+        (
+            ["--workload-file", "x", "--workload", "rag"],
+            "--workload rag and --workload-file x: one of the two, not both",
+        ),
+    ],
     "--publish": [
         (["--publish", "a/b"], "--publish a/b: an engine's name is 1 to 40 letters, digits, '.', '_' and '-'"),
     ],
@@ -66,7 +77,16 @@ OTHER = {
         (["--metrics-host", "no host", "--metrics-port", "0"], "--metrics-port 0 (host no host): cannot listen there"),
     ],
 }
-FLAGS = {"--skip-bad", "--serial", "--no-prefix-cache", "--stamp", "--until-done", "--json", "--in-process"}
+FLAGS = {
+    "--skip-bad",
+    "--serial",
+    "--no-prefix-cache",
+    "--stamp",
+    "--until-done",
+    "--json",
+    "--in-process",
+    "--list-workloads",
+}
 #: Options of the program, not of an engine.
 NO_ENGINE = {"--help", "--version"}
 
@@ -186,7 +206,8 @@ def test_an_option_at_the_end_needs_its_value(option, capsys):
             "--swap-ratio 64 of 67108864 blocks: at most 67108864 blocks in the host pool",
         ),
         (["--stamp", "--geometry", "none"], "--stamp with --geometry none: stamps need storage"),
-        (["--until-done"], "--until-done: the workload chat never ends; give --steps or --duration"),
+        (["--until-done"], "--until-done: the workload chat never ends; give --requests, --steps or --duration"),
+        (["--requests", "5", "--trace", "x"], "--requests 5: only for a synthetic workload, not together with --trace"),
         (["--skip-bad"], "--skip-bad: only together with --trace FILE"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 import kvtop
 from kvtop.cli import cli, run
+from kvtop.workloads.catalog import WORKLOADS
 
 SMALL = ("--workload", "chat", "--blocks", "64", "--geometry", "tiny", "--device", "cpu", "--seed", "3")
 
@@ -68,17 +69,39 @@ BAD = [
     (["run", "--policy", "lifo"], "--policy lifo: one of fcfs, priority, sjf"),
     (["run", "--prefill-tokens", "-1"], "--prefill-tokens -1: a whole number from 0 to 1073741824"),
     (["run", "--compact-budget", "0"], "--compact-budget 0: a whole number from 1 to 67108864"),
-    (["run", "--workload", "nope"], "--workload nope: one of chat, attached"),
+    (
+        ["run", "--workload", "nope"],
+        f"--workload nope: one of {', '.join(WORKLOADS)}",
+    ),
+    (["run", "--workload", "chat+rag:0"], "--workload chat+rag:0: weight 0: a number above 0, at most 1000"),
+    (["run", "--workload-file", "/no/such"], "--workload-file /no/such: No such file or directory"),
+    (["run", "--rate", "0"], "--rate 0: a number from 0.01 to 100"),
+    (["run", "--rate", "nan"], "--rate nan: a number from 0.01 to 100"),
+    (["check", "--size", "101"], "--size 101: a number from 0.01 to 100"),
+    (["run", "--requests", "0"], "--requests 0: a whole number from 1 to 9007199254740992"),
     # Contradictions.
     (
         ["run", "--swap-blocks", "4", "--swap-ratio", "0.5"],
         "--swap-blocks 4 and --swap-ratio 0.5: one of the two, not both",
     ),
     (["run", "--workload", "chat", "--trace", "x"], "--workload chat and --trace x: one of the two, not both"),
+    (
+        ["run", "--workload", "chat", "--workload-file", "x"],
+        "--workload chat and --workload-file x: one of the two, not both",
+    ),
+    (["run", "--workload-file", "y", "--trace", "x"], "--workload-file y and --trace x: one of the two, not both"),
+    (
+        ["run", "--trace", "x", "--rate", "2"],
+        "--rate 2: only for a synthetic workload, not together with --trace",
+    ),
+    (
+        ["run", "--trace", "x", "--requests", "2"],
+        "--requests 2: only for a synthetic workload, not together with --trace",
+    ),
     (["run", "--skip-bad"], "--skip-bad: only together with --trace FILE"),
     (["run", "--trace-format", "azure"], "--trace-format azure: only together with --trace FILE"),
     (["run", "--metrics-host", "::1"], "--metrics-host ::1: only together with --metrics-port N"),
-    (["run", "--until-done"], "--until-done: the workload chat never ends; give --steps or --duration"),
+    (["run", "--until-done"], "--until-done: the workload chat never ends; give --requests, --steps or --duration"),
     (
         ["run", "--stamp", "--geometry", "none"],
         "--stamp with --geometry none: stamps need storage; choose a geometry, such as tiny",

@@ -33,6 +33,14 @@ KEYS = {
     "preemptions": {"swap", "recompute"},
     "copy_on_write_blocks": None,
     "allocation_failures": {"capacity", "contiguous"},
+    "contiguous": {
+        "admitted",
+        "compactions",
+        "mean_wait_s",
+        "mean_needed_blocks",
+        "mean_longest_run",
+        "mean_allocatable_blocks",
+    },
     "integrity": {"checks", "faults"},
     "injected": set(FAULT_KINDS),
     "wall_s": None,
@@ -128,8 +136,28 @@ def test_every_counter_lands_under_its_own_key(make_arrays):
     assert report["preemptions"] == {"swap": c.preemptions_swap, "recompute": c.preemptions_recompute}
     assert report["copy_on_write_blocks"] == c.copy_on_write_blocks
     assert report["allocation_failures"] == {"capacity": c.failures_capacity, "contiguous": c.failures_contiguous}
+    assert report["contiguous"] == {
+        "admitted": c.contiguous_admitted,
+        "compactions": c.compactions_contiguous,
+        "mean_wait_s": c.contiguous_waited_steps * 0.025 / c.contiguous_admitted,
+        "mean_needed_blocks": c.contiguous_needed_blocks / c.failures_contiguous,
+        "mean_longest_run": c.contiguous_longest_blocks / c.failures_contiguous,
+        "mean_allocatable_blocks": c.contiguous_allocatable_blocks / c.failures_contiguous,
+    }
     assert report["integrity"] == {"checks": c.integrity_checks, "faults": c.integrity_faults}
     assert report["injected"] == dict(zip(FAULT_KINDS, c.injected, strict=True))
+
+
+def test_text_says_what_the_lack_of_a_run_was_like(make_arrays):
+    counters = Counters(failures_contiguous=2, contiguous_admitted=4, contiguous_waited_steps=400)
+    counters.contiguous_needed_blocks, counters.contiguous_longest_blocks = 200, 60
+    counters.contiguous_allocatable_blocks = 1000
+    text = to_text(build_report(make_snapshot(counters), make_arrays("ff"), 1.0, 0.5))
+    assert "4 contiguous requests admitted after 2.5 s on average" in text
+    assert "100 blocks wanted, the longest run 30 of 500 allocatable, on average" in text
+    plain = to_text(build_report(make_snapshot(), make_arrays("ff"), 1.0, 0.5))
+    assert "0 contiguous requests admitted   0 compactions" in plain
+    assert "at a failure" not in plain
 
 
 def test_a_ratio_of_nothing_is_null_and_the_json_is_strict(make_arrays):

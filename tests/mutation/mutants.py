@@ -406,10 +406,93 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine",
         (
             (
-                "        if self._next_request is not None and not self.config.serial:\n            steps = min",
-                "        if False:\n            steps = min",
+                "        if (until := self._next_client_step()) is not None:\n            steps = min(steps",
+                "        if (until := None) is not None:\n            steps = min(steps",
             ),
         ),
+    ),
+    Mutant(
+        "skips over what clients do at a token",
+        "scheduler.py",
+        "scripts",
+        (("[s.next_stop for s in decoding]", "[s.num_target for s in decoding]"),),
+    ),
+    Mutant(
+        "skips over clients that hang up",
+        "engine.py",
+        "scripts",
+        (
+            (
+                "steps = [self.deadlines.next_step(lambda seq_id: self.scheduler.find(seq_id) is not None)]",
+                "steps = [None]",
+            ),
+        ),
+    ),
+    Mutant(
+        "waits for deadlines of those who ended",
+        "scripts.py",
+        "scripts",
+        (("while self._due and not is_unfinished(self._due[0][1]):", "while False:"),),
+    ),
+    Mutant(
+        "a child forgets its script",
+        "engine.py",
+        "scripts",
+        (("            acts=token_acts(script),\n", ""),),
+    ),
+    Mutant(
+        "hangs up and goes on",
+        "engine.py",
+        "scripts",
+        (("                self.cancel(sequence)\n                return\n", "                return\n"),),
+    ),
+    Mutant(
+        "a run is torn by compaction",
+        "manager.py",
+        "contiguous",
+        (("order, slab_size, self.fixed_blocks())", "order, slab_size)"),),
+    ),
+    Mutant(
+        "a run is torn by a plan made before it",
+        "transfers.py",
+        "contiguous",
+        (("            or np.isin(stage.sources, self._manager.fixed_blocks()).any()\n", ""),),
+    ),
+    Mutant(
+        "a run is not freed where it is taken",
+        "admission.py",
+        "auto_compaction",
+        (("if engine.compactor.make_run(error.needed):", "if False:"),),
+    ),
+    Mutant(
+        "a run comes back from swap in pieces",
+        "transfers.py",
+        "contiguous",
+        (("pool.allocate_contiguous(len(missing)) if one_run else pool", "pool"),),
+    ),
+    Mutant(
+        "a run is found by its content",
+        "engine.py",
+        "contiguous",
+        (("if config.prefix_cache and not request.contiguous", "if config.prefix_cache"),),
+    ),
+    Mutant(
+        "waits for ever for a run that cannot be",
+        "engine.py",
+        "contiguous",
+        (("if self.scheduler.running or len(self.copies) or longest >= error.needed:", "if longest >= 0:"),),
+    ),
+    Mutant(
+        "counts a lack of a run each step",
+        "engine.py",
+        "contiguous",
+        (('if sequence.reason_kind != "contiguous":', "if True:"),),
+    ),
+    Mutant(
+        "a torn run passes the laws",
+        "invariants.py",
+        "contiguous",
+        (("if (np.diff(tables.table(row)) != 1).any():", "if False:"),),
     ),
     Mutant(
         "refuses what just fits",

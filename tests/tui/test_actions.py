@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import msgspec
 import pytest
 from textual import events
 from tui_fakes import TABLES, FakeOperations, FocusedSource, console, scripted_observation
@@ -19,6 +21,7 @@ from allocator.commands import (
     Pin,
     Resize,
     Resume,
+    SetLoad,
     SetPolicy,
     SetSpeed,
     Step,
@@ -404,6 +407,19 @@ async def test_action_evict():
         await _confirmed(c, EvictCached(None), "E")
     async with console() as c:
         await _confirmed(c, EvictCached(40), "E", "4", "0")
+
+
+async def test_action_load():
+    observation = scripted_observation()
+    snapshot = msgspec.structs.replace(observation.snapshot, rate_scale=2.0, size_scale=0.5)
+    async with console(size=(160, 40), source=FocusedSource([replace(observation, snapshot=snapshot)])) as c:
+        assert "chat ×2 size ×0.5" in c.text_of("Header")
+        await _confirmed(c, SetLoad(4.0, None), "L")
+        c.operations.applied.clear()
+        await _confirmed(c, SetLoad(None, 0.25), "L", "right", "right", "right")
+    async with console() as c:
+        await c.press("L")
+        assert "cannot be changed" in c.note()
 
 
 async def test_action_fork():

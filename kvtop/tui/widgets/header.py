@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from allocator.snapshot import Snapshot
 from kvtop.model import format as fmt
 from kvtop.model.history import History
 from kvtop.model.view import View
@@ -73,7 +74,7 @@ class Header(Lines):
             ("", f"{fmt.short(pool)}×{snapshot.block_size} tok"),
             ("", memory),
             ("on", f"{printable(snapshot.device)} {printable(snapshot.geometry)}"),
-            ("load", printable(snapshot.workload)),
+            ("load", printable(snapshot.workload) + load_scale(snapshot)),
             ("evict", snapshot.eviction),
             ("compact", snapshot.compact),
             ("preempt", snapshot.preempt),
@@ -180,3 +181,9 @@ def per_second(history: History, name: str, points: int = 6) -> float | None:
     if len(known) < 2 or known[-1][0] <= known[0][0]:
         return None
     return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
+
+
+def load_scale(snapshot: Snapshot) -> str:
+    """Return how far the load is turned from what it is by itself, such as `` ×2 size ×0.5``; empty when it is not."""
+    rate, size = snapshot.rate_scale or 1.0, snapshot.size_scale or 1.0
+    return (f" ×{rate:g}" if rate != 1 else "") + (f" size ×{size:g}" if size != 1 else "")
