@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -46,6 +47,7 @@ from allocator.snapshot import (
 )
 from allocator.storage import NoStorage, Storage
 from allocator.thrash import ThrashGuard
+from allocator.timings import Stopwatch, Timings
 from allocator.transfers import Transfer
 
 _EVENTS_KEPT: Final = 4096
@@ -103,6 +105,7 @@ class Engine:
         self.compact = config.compact
         self.compact_threshold_ratio = config.compact_threshold_ratio
         self._counters = Counters()
+        self._step_times = Stopwatch()
         self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
         self._num_events = 0
         self._seq_ids = itertools.count()
@@ -148,6 +151,7 @@ class Engine:
         counters.freed_blocks = manager.device.num_freed
         counters.copy_on_write_blocks = manager.copy_on_write_blocks
         counters.optimistic_retries = manager.optimistic_retries
+        counters.reservation_refills = manager.device.num_refills
         counters.key_collisions = manager.device.cache.num_collisions
         counters.injected = tuple(self.faults.struck.values())
         return counters
@@ -160,7 +164,10 @@ class Engine:
         """
         taken = 0
         while taken < max_steps:
+            started_s = time.perf_counter()
             steps = self._turn(min(max_steps - taken, self.faults.steps_until(self.step)))
+            if steps:
+                self._step_times.add((time.perf_counter() - started_s) / steps, steps)
             self.faults.after_turn(self)
             if steps == 0:
                 break
@@ -949,12 +956,22 @@ class Engine:
             running_limit=self.thrash.limit,
             rate_scale=None if self.load is None else self.load.rate_scale,
             size_scale=None if self.load is None else self.load.size_scale,
+            timings=self._timings(),
         )
 
     def _notes(self) -> tuple[str, ...]:
         limit = self.thrash.limit
         thrashing = None if limit is None else f"thrashing: at most {limit} of {self.config.max_running} may run"
         return (*(note for note in (self.stuck_reason, thrashing) if note), *self.faults.notes())
+
+    def _timings(self) -> Timings:
+        manager = self.manager
+        with manager.lock:
+            return Timings(
+                self._step_times.read(),
+                tuple((kind, times.read()) for kind, times in sorted(manager.transfers.times.items())),
+                tuple((lock.layer, lock.waits.read()) for lock in (manager.sequences, manager.lock)),
+            )
 
     def _sequence_rows(self, *, paused: bool) -> tuple[tuple[SequenceRow, ...], int]:
         """Return the rows of all unfinished sequences, and how many attached programs hold."""

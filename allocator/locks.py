@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from allocator.errors import InvariantViolation, Refused
+from allocator.timings import Stopwatch
 
 #: Position of each layer; a thread may only take a lock of a higher one than those it holds.
 RANKS: Final = {"sequence": 1, "reservation": 2, "allocator": 3}
@@ -34,6 +35,7 @@ class CountedLock:
         contended: Of these, times the taker had to wait.
         wait_s: Time spent waiting. [s]
         longest_wait_s: The longest wait. [s]
+        waits: How long the waits were.
     """
 
     def __init__(self, layer: str) -> None:
@@ -41,6 +43,7 @@ class CountedLock:
         self.layer = layer
         self.acquisitions = self.contended = 0
         self.wait_s = self.longest_wait_s = 0.0
+        self.waits = Stopwatch()
         self._lock = threading.RLock()
         self.try_acquire = self._lock.acquire
         self.release = self._lock.release
@@ -72,6 +75,7 @@ class CountedLock:
         self.contended += 1
         self.wait_s += waited
         self.longest_wait_s = max(self.longest_wait_s, waited)
+        self.waits.add(waited)
 
 
 class SequenceLocks:
@@ -91,6 +95,7 @@ class SequenceLocks:
         contended: Times somebody had to wait for a row or for a fence.
         wait_s: Time spent waiting. [s]
         longest_wait_s: The longest wait. [s]
+        waits: How long the waits were.
     """
 
     layer: Final = "sequence"
@@ -98,6 +103,7 @@ class SequenceLocks:
     def __init__(self, lock: CountedLock) -> None:
         self.num_taken = self.acquisitions = self.contended = 0
         self.wait_s = self.longest_wait_s = 0.0
+        self.waits = Stopwatch()
         self._taken: set[int] = set()
         self._lock = lock
         self._changed = lock.condition()
@@ -132,6 +138,7 @@ class SequenceLocks:
         self.contended += 1
         self.wait_s += waited
         self.longest_wait_s = max(self.longest_wait_s, waited)
+        self.waits.add(waited)
         if not done:
             raise Refused(f"{what}: a copy has kept it for {WAIT_BOUND_S:g} s")
 

@@ -152,6 +152,6 @@ class Pipeline:
             self._manager.transfers.abort(transfer)
             copy.failed(ticket.error)
         else:
-            self._manager.transfers.commit(transfer)
+            self._manager.transfers.commit(transfer, ticket.seconds)
             copy.done()
         return None

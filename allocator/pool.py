@@ -81,6 +81,8 @@ class BlockPool:
         self.num_evicted = 0
         self.num_allocated = 0
         self.num_freed = 0
+        #: Times a thread's reservation was filled; kept by ``SharedPool``.
+        self.num_refills = 0
         self._withheld_free = 0
         self._withheld_cached = 0
         self._free = FreeList(num_blocks)

@@ -259,6 +259,7 @@ class SharedPool:
                 pool.facts.state[fresh] = RESERVED
                 mine.blocks += fresh.tolist()
                 mine.refills += 1
+                pool.num_refills += 1
                 taken = [mine.blocks.pop() for _ in range(n)]
                 pool.facts.state[taken] = SOLE
                 mine.handed_out += n

@@ -10,6 +10,7 @@ from allocator.commands import CompactGoal
 from allocator.errors import NUM_LAWS
 from allocator.events import Event
 from allocator.fault_kinds import FAULT_KINDS
+from allocator.timings import Timings
 
 CompactionTrigger: TypeAlias = Literal["threshold", "contiguous", "manual"]
 
@@ -54,6 +55,7 @@ class Counters(msgspec.Struct):
     recomputed_tokens: int = 0
     copy_on_write_blocks: int = 0
     optimistic_retries: int = 0
+    reservation_refills: int = 0
     key_collisions: int = 0
     failures_capacity: int = 0
     failures_contiguous: int = 0
@@ -165,6 +167,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         notes: Things a user should know that are not events, such as a host tier below half the pool.
         compactions: The latest compactions, oldest first, at most ``MAX_COMPACTIONS``.
         running_limit: Sequences that may run at once on account of thrash; ``None`` is no such limit.
+        timings: Real time spent; ``None`` where the engine does not tell.
     """
 
     step: int
@@ -196,6 +199,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     running_limit: int | None = None
     rate_scale: float | None = None
     size_scale: float | None = None
+    timings: Timings | None = None
 
 
 #: Rows of the sequences table carried at most; the counts are always of all.

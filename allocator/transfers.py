@@ -8,6 +8,7 @@ is as if it had not begun.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +21,7 @@ from allocator.ids import NO_ROW, BlockFlag, BlockKey, IdArray
 from allocator.plans import CopyJob, Moves
 from allocator.pool import BlockPool
 from allocator.prefix_cache import ROOT
+from allocator.timings import Stopwatch
 
 if TYPE_CHECKING:
     from allocator.manager import BlockManager
@@ -76,6 +78,8 @@ class Transfers:
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager
         self.num_open = 0
+        #: What copies that were committed took, by their kind.
+        self.times: dict[TransferKind, Stopwatch] = {}
         #: Whether the pool is being shrunk. What lies above its new end may then be read by that copy alone.
         self.shrinking = False
 
@@ -87,17 +91,23 @@ class Transfers:
         Raises:
             StorageError: The copy failed; the transfer is aborted.
         """
+        started_s = time.perf_counter()
         try:
             moved_bytes = self._manager.storage.copy(transfer.job)
         except BaseException:
             self.abort(transfer)
             raise
-        self.commit(transfer)
+        self.commit(transfer, time.perf_counter() - started_s)
         return moved_bytes
 
-    def commit(self, transfer: Transfer) -> None:
-        """Let the copy count: tables name the new blocks, the old ones are given back."""
-        self._end(transfer, transfer._commit)
+    def commit(self, transfer: Transfer, seconds: float | None = None) -> None:
+        """Let the copy count: tables name the new blocks, the old ones are given back.
+
+        Args:
+            transfer: What was begun.
+            seconds: What its copy took; ``None`` where nothing had to be copied.
+        """
+        self._end(transfer, transfer._commit, seconds)
 
     def abort(self, transfer: Transfer) -> None:
         """Undo what ``begin`` did."""
@@ -110,13 +120,15 @@ class Transfers:
         self.num_open += 1
         return transfer
 
-    def _end(self, transfer: Transfer, way: Callable[[], None]) -> None:
+    def _end(self, transfer: Transfer, way: Callable[[], None], seconds: float | None = None) -> None:
         manager = self._manager
         with manager.lock:
             if transfer._ended:
                 raise Refused(f"this {transfer.kind} has ended already")
             transfer._ended = True
             self.num_open -= 1
+            if seconds is not None:
+                self.times.setdefault(transfer.kind, Stopwatch()).add(seconds)
             for pool, block_ids in self._each_side(transfer.job):
                 pool.unfence(block_ids)
             try:

@@ -25,7 +25,7 @@ from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Kvt
 
 if TYPE_CHECKING:
     from kvtop.engine_setup import EngineOptions
-    from kvtop.headless import MetricsAddress
+    from kvtop.metrics_address import MetricsAddress
 
 Params = dict[str, Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -239,6 +239,10 @@ _ENGINE_OPTIONS: Final = (
     _option("--publish", metavar="NAME", help="Let programs attach by this name: kvtop.attach('local:NAME')."),
     _option("--metrics-port", type=_whole(0, 65535), help="Serve Prometheus metrics; 0 takes a free port."),
     _option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1)."),
+    _option("--metrics-tls-cert", metavar="FILE", help="Serve them over TLS with this certificate chain, in PEM."),
+    _option("--metrics-tls-key", metavar="FILE", help="Its key, in PEM, without a passphrase."),
+    _option("--metrics-auth", metavar="FILE", help="Ask for a user and a password: lines of USER:PASSWORD."),
+    _option("--compat", type=_one_of("vllm"), help="Tell the same facts under vLLM's metric names too."),
 )
 
 _BOUND_OPTIONS: Final = (
@@ -458,12 +462,25 @@ def _refuse_both(ctx: click.Context, params: Params, first: str, second: str) ->
 
 def _metrics(params: Params) -> MetricsAddress | None:
     if params["metrics_port"] is None:
-        if params["metrics_host"] is not None:
-            raise UserError(f"--metrics-host {params['metrics_host']}: only together with --metrics-port N")
+        for name in ("metrics_host", "metrics_tls_cert", "metrics_tls_key", "metrics_auth", "compat"):
+            if params[name] is not None:
+                raise UserError(f"--{name.replace('_', '-')} {params[name]}: only together with --metrics-port N")
         return None
-    from kvtop.headless import MetricsAddress
+    if (params["metrics_tls_cert"] is None) != (params["metrics_tls_key"] is None):
+        given, missing = ("cert", "key") if params["metrics_tls_key"] is None else ("key", "cert")
+        raise UserError(
+            f"--metrics-tls-{given} {params[f'metrics_tls_{given}']}: only together with --metrics-tls-{missing} FILE"
+        )
+    from kvtop.metrics_address import MetricsAddress
 
-    return MetricsAddress(params["metrics_host"] or "127.0.0.1", params["metrics_port"])
+    return MetricsAddress(
+        params["metrics_host"] or "127.0.0.1",
+        params["metrics_port"],
+        params["metrics_tls_cert"],
+        params["metrics_tls_key"],
+        params["metrics_auth"],
+        params["compat"],
+    )
 
 
 def run(args: Sequence[str] | None = None) -> int:

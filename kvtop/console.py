@@ -20,7 +20,7 @@ from kvtop.model.view import View
 
 if TYPE_CHECKING:
     from kvtop.engine_process import EngineProcess
-    from kvtop.headless import MetricsAddress
+    from kvtop.metrics_address import MetricsAddress
 
 _CLOSED_EARLY = "the console was closed while the engine was starting"
 _ELSEWHERE = "open kvtop in a terminal, or use kvtop run for a report without a screen"
@@ -61,7 +61,7 @@ def run_console(
             from kvtop.exporter import start_exporter
             from kvtop.headless import say
 
-            exporter = start_exporter(session.view, host=metrics.host, port=metrics.port)
+            exporter = start_exporter(session.view, metrics)
             say(f"metrics on {exporter.url}")
         app = KvtopApp(session.connect, restart=session.connect)
         app.run()

@@ -24,6 +24,7 @@ from allocator.errors import InvariantViolation
 from kvtop.check import ProgressWatch, is_uncaught, told_faults, verdict
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from kvtop.metrics_address import MetricsAddress
 from kvtop.model.format import count
 from kvtop.report import Report, build_report, to_json, to_text
 
@@ -74,14 +75,6 @@ class Bounds:
     steps: int | None = None
     duration_s: float | None = None
     until_done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsAddress:
-    """Where to serve ``/metrics``."""
-
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +390,7 @@ class _Publisher:
         from kvtop.exporter import start_exporter
 
         self.after_turn(time.perf_counter())
-        return start_exporter(lambda: self.view, host=address.host, port=address.port)
+        return start_exporter(lambda: self.view, address)
 
     def after_turn(self, now_s: float) -> None:
         if now_s < self._due_s:

@@ -207,10 +207,10 @@ def test_copies_are_carried_out_and_committed_in_the_order_of_submission():
         submitted.append(job)
         return submit(job)
 
-    def noting_commit(transfer):
+    def noting_commit(transfer, seconds=None):
         if len(transfer.job.sources):
             committed.append(transfer.job)
-        commit(transfer)
+        commit(transfer, seconds)
 
     e.copies.executor.submit, e.manager.transfers.commit = noting_submit, noting_commit
     e.copies.executor.capacity, e.copies.executor._slots = 2, threading.Semaphore(2)

@@ -1,23 +1,23 @@
-"""The exporter: names and labels as promised, absent where unknown, and a server that starts, refuses and stops."""
+"""The exporter: names and labels as promised, every value in its own series, absent where unknown."""
 
 from __future__ import annotations
 
-import socket
-import urllib.request
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from view_samples import make_snapshot, make_view
 
+from allocator.config import EngineConfig
+from allocator.content import OpaqueContent, Request
+from allocator.engine import Engine
 from allocator.errors import NUM_LAWS
 from allocator.fault_kinds import FAULT_KINDS
-from allocator.snapshot import Counters, Snapshot
-from kvtop import exporter as exporter_module
-from kvtop.errors import UserError
-from kvtop.exporter import STALE_AFTER_S, GpuCollector, ViewCollector, start_exporter
-from kvtop.model.observation import Observation
-from kvtop.model.reduce import fail, reduce
+from allocator.snapshot import Counters
+from allocator.timings import BOUNDS_S
+from kvtop.exporter import METRICS, STALE_AFTER_S, ViewCollector
+from kvtop.model.reduce import fail
 from kvtop.model.view import View
 
 #: Name (as scraped) → labels besides ``source``.
@@ -34,12 +34,18 @@ NAMES = {
     "kvtop_largest_free_run_blocks": {"tier"},
     "kvtop_blocks_by_ref_count": {"bucket"},
     "kvtop_sequences": {"status"},
+    "kvtop_requests_submitted_total": set(),
+    "kvtop_requests_ended_total": {"outcome"},
+    "kvtop_tokens_total": {"kind"},
     "kvtop_allocated_blocks_total": set(),
     "kvtop_freed_blocks_total": set(),
     "kvtop_allocation_failures_total": {"reason"},
     "kvtop_prefix_cache_query_blocks_total": set(),
     "kvtop_prefix_cache_hit_blocks_total": set(),
+    "kvtop_prefix_cache_query_tokens_total": set(),
+    "kvtop_prefix_cache_hit_tokens_total": set(),
     "kvtop_evictions_total": set(),
+    "kvtop_reservation_refills_total": set(),
     "kvtop_optimistic_retries_total": set(),
     "kvtop_key_collisions_total": set(),
     "kvtop_recomputed_tokens_total": set(),
@@ -54,46 +60,19 @@ NAMES = {
     "kvtop_integrity_faults_total": {"law"},
     "kvtop_source_up": set(),
     "kvtop_source_age_seconds": set(),
+    **{f"kvtop_step_seconds_{part}": {"le"} if part == "bucket" else set() for part in ("bucket", "count", "sum")},
+    **{
+        f"kvtop_{name}_{part}": {label, "le"} if part == "bucket" else {label}
+        for name, label in (("copy_seconds", "kind"), ("lock_wait_seconds", "layer"))
+        for part in ("bucket", "count", "sum")
+    },
 }
 
 
-def make_snapshot(**settings: object) -> Snapshot:
-    values = {
-        "step": 7,
-        "time_s": 0.2,
-        "phase": "running",
-        "speed": 1.0,
-        "steps_per_s": 40.0,
-        "source": "embedded",
-        "workload": "chat",
-        "geometry": "tiny",
-        "device": "cpu",
-        "block_size": 16,
-        "block_bytes": 512,
-        "slab_size": 1024,
-        "eviction": "lru",
-        "preempt": "swap",
-        "policy": "fcfs",
-        "compact": "manual",
-        "compact_threshold_ratio": 0.5,
-        "watermark_ratio": 0.01,
-        "num_running": 2,
-        "num_waiting": 3,
-        "num_swapped": 1,
-        "counters": Counters(evictions=5, preemptions_recompute=2, query_blocks=9),
-        "sequences": (),
-    }
-    return Snapshot(**{**values, **settings})
-
-
-def make_view(snapshot: Snapshot, device: object, host: object = None, now_s: float = 100.0) -> View:
-    return reduce(View(source="embedded"), Observation(snapshot, device, host), now_s)
-
-
-def scrape(view: View, now_s: float = 100.0) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def scrape(view: View | tuple[View, ...], now_s: float = 100.0) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Return every sample of the exposition text, keyed by name and labels."""
     registry = CollectorRegistry()
-    registry.register(ViewCollector(lambda: view, clock=lambda: now_s))
+    registry.register(ViewCollector(lambda: view if isinstance(view, View) else list(view), clock=lambda: now_s))
     text = generate_latest(registry).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     keyed = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
@@ -141,6 +120,15 @@ def test_every_counter_lands_in_its_own_series(make_arrays):
     samples = scrape(make_view(make_snapshot(counters=counters), make_arrays("f")))
     totals = {name: value for name, value in samples.items() if name[0].endswith("_total")}
     assert totals == {
+        key("kvtop_requests_submitted_total"): c.submitted,
+        key("kvtop_requests_ended_total", outcome="finished"): c.finished,
+        key("kvtop_requests_ended_total", outcome="cancelled"): c.cancelled,
+        key("kvtop_requests_ended_total", outcome="refused"): c.refused,
+        key("kvtop_tokens_total", kind="prompt"): c.prompt_tokens,
+        key("kvtop_tokens_total", kind="generated"): c.generated_tokens,
+        key("kvtop_prefix_cache_query_tokens_total"): c.query_tokens,
+        key("kvtop_prefix_cache_hit_tokens_total"): c.hit_tokens,
+        key("kvtop_reservation_refills_total"): c.reservation_refills,
         key("kvtop_allocated_blocks_total"): c.allocated_blocks,
         key("kvtop_freed_blocks_total"): c.freed_blocks,
         key("kvtop_allocation_failures_total", reason="capacity"): c.failures_capacity,
@@ -190,75 +178,61 @@ def test_a_failed_or_old_reading_is_down_and_keeps_its_facts(make_arrays):
     assert scrape(view, now_s=100 + STALE_AFTER_S)[key("kvtop_source_up")] == 0
 
 
-def test_serves_on_a_free_port_and_stops(make_arrays):
-    exporter = start_exporter(lambda: make_view(make_snapshot(), make_arrays("ff")), host="127.0.0.1", port=0)
-    try:
-        assert exporter.port > 0
-        with urllib.request.urlopen(exporter.url, timeout=5) as answer:
-            assert "kvtop_pool_blocks" in answer.read().decode()
-    finally:
-        exporter.close()
-    with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
+def test_times_are_cumulative_buckets_with_their_sum(make_arrays):
+    samples = scrape(make_view(make_snapshot(), make_arrays("f")))
+    steps = [samples[key("kvtop_step_seconds_bucket", le=repr(bound))] for bound in BOUNDS_S]
+    assert steps == [0, *[1] * (len(BOUNDS_S) - 1)]
+    assert samples[key("kvtop_step_seconds_bucket", le="+Inf")] == samples[key("kvtop_step_seconds_count")] == 2
+    assert samples[key("kvtop_step_seconds_sum")] == BOUNDS_S[1] + 20.0
+    assert samples[key("kvtop_copy_seconds_count", kind="swap-out")] == 1
+    assert samples[key("kvtop_lock_wait_seconds_count", layer="allocator")] == 0
 
 
-def test_a_client_that_stops_halfway_is_let_go_without_a_word(monkeypatch, capfd):
-    monkeypatch.setattr(exporter_module, "CLIENT_TIMEOUT_S", 0.05)
-    exporter = start_exporter(lambda: View(source="embedded"), host="127.0.0.1", port=0)
-    try:
-        with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
-            client.sendall(b"GET /metr")
-            assert client.recv(100) == b""
-        with urllib.request.urlopen(exporter.url, timeout=5) as answer:
-            assert "kvtop_source_up" in answer.read().decode()
-    finally:
-        exporter.close()
-    assert capfd.readouterr().err == ""
+def test_an_engine_that_tells_no_times_has_no_such_series(make_arrays):
+    samples = scrape(make_view(make_snapshot(timings=None), make_arrays("f")))
+    assert not [name for name, _ in samples if "_seconds_" in name]
 
 
-def test_a_port_in_use_is_one_clear_line():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"--metrics-port {port} \(host 127.0.0.1\): in use already") as caught:
-            start_exporter(lambda: View(source="embedded"), host="127.0.0.1", port=port)
-    assert caught.value.exit_code == 2
-    assert "\n" not in str(caught.value)
+def other(view: View, source: str) -> View:
+    return replace(view, source=source)
 
 
-class FakeNvml:
-    """Two GPUs, or a driver that fails."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, fails: bool = False) -> None:
-        self._fails = fails
-
-    def nvmlDeviceGetCount(self) -> int:
-        if self._fails:
-            raise self.NVMLError
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(used=1000 + handle, total=8000)
+def test_several_sources_share_one_family_and_leave_with_all_their_series(make_arrays):
+    view = make_view(make_snapshot(), make_arrays("ff"))
+    down = View(source="b")
+    both = scrape((view, other(down, "b")))
+    assert both[key("kvtop_source_up")] == 1
+    assert both[("kvtop_source_up", frozenset({("source", "b")}))] == 0
+    alone = scrape((view,))
+    assert alone == {name: value for name, value in both.items() if ("source", "b") not in name[1]}
+    assert scrape(()) == {}
 
 
-def gpu_samples(nvml: FakeNvml) -> dict[tuple[str, str], float]:
-    families = GpuCollector("embedded", nvml).collect()
-    return {(s.name, s.labels["gpu"]): s.value for family in families for s in family.samples}
+def test_of_two_sources_with_one_name_the_first_is_told(make_arrays):
+    view = make_view(make_snapshot(), make_arrays("ff"))
+    assert scrape((view, make_view(make_snapshot(), make_arrays("f")))) == scrape(view)
 
 
-def test_gpu_memory_as_the_driver_tells_it():
-    assert gpu_samples(FakeNvml()) == {
-        ("kvtop_gpu_memory_used_bytes", "0"): 1000,
-        ("kvtop_gpu_memory_used_bytes", "1"): 1001,
-        ("kvtop_gpu_memory_total_bytes", "0"): 8000,
-        ("kvtop_gpu_memory_total_bytes", "1"): 8000,
-    }
+def test_a_scrape_looks_at_no_block(make_arrays, monkeypatch):
+    view = make_view(make_snapshot(), make_arrays("ffca"), make_arrays("f"))
+    without = replace(view, device=replace(view.device, arrays=None), host=replace(view.host, arrays=None))
+    assert scrape(without) == scrape(view)
 
 
-def test_a_failing_driver_gives_no_gpu_series():
-    assert gpu_samples(FakeNvml(fails=True)) == {}
+def test_the_table_is_well_formed():
+    names = [spec.name for spec in METRICS]
+    assert len(names) == len(set(names))
+    for spec in METRICS:
+        assert spec.name.startswith("kvtop_")
+        assert not spec.name.endswith("_total")
+        assert spec.text.endswith(".")
+
+
+@pytest.mark.parametrize("phase", ["running", "paused"])
+def test_the_engine_tells_its_times(phase):
+    engine = Engine(EngineConfig(num_blocks=8, geometry="none"))
+    assert engine.snapshot(phase=phase, speed=None, steps_per_s=None).timings.step.counts == (0,) * (len(BOUNDS_S) + 1)
+    content = OpaqueContent(40, nonce=1)
+    engine.submit(Request(content, 8, 0.0, "one"))
+    taken = engine.advance(20)
+    assert sum(engine.snapshot(phase=phase, speed=None, steps_per_s=None).timings.step.counts) == taken == 20
