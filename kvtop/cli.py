@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -147,6 +148,47 @@ def _list_workloads(ctx: click.Context, _param: click.Parameter, is_asked: bool)
 
     click.echo("\n".join(workload_lines()))
     ctx.exit(EXIT_OK)
+
+
+def _duration(text: str) -> str:
+    """A duration as Prometheus writes it."""
+    if not re.fullmatch(r"(?=[0-9])([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?", text):
+        raise ValueError(text)
+    return text
+
+
+def _hold(text: str) -> tuple[str | None, str]:
+    name, equals, duration = text.rpartition("=")
+    if equals and not name:
+        raise ValueError(text)
+    return name or None, _duration(duration)
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    if not name or not math.isfinite(value := float(_plain(number))):
+        raise ValueError(text)
+    return name, value
+
+
+def _host_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+", host) or not 0 < int(_plain(port)) < 65536:
+        raise ValueError(text)
+    return text
+
+
+def _label(text: str) -> str:
+    if not re.fullmatch(r"[0-9A-Za-z_.:/-]+", text):
+        raise ValueError(text)
+    return text
+
+
+_DURATION: Final = _Value("D", "a duration such as 30s, 5m or 1h30m", _duration)
+_HOLD: Final = _Value("[ALERT=]D", "a duration such as 30s, 5m or 1h30m, or ALERT=DURATION", _hold)
+_THRESHOLD: Final = _Value("ALERT=X", "ALERT=NUMBER", _threshold)
+_HOST_PORT: Final = _Value("HOST:PORT", "HOST:PORT", _host_port)
+_LABEL: Final = _Value("NAME", "letters, digits, and any of _ . : / -", _label)
 
 
 def _option(*names: str, **settings: Any) -> Callable[[_F], _F]:
@@ -397,6 +439,103 @@ def bench_observer(rounds: int, as_json: bool) -> int:
     from kvtop.bench.suites import run_bench_observer
 
     return run_bench_observer(rounds=rounds, as_json=as_json)
+
+
+@cli.group("export", no_args_is_help=False)
+def export_group() -> None:
+    """Print what is shipped for Prometheus and Grafana."""
+
+
+@export_group.command("rules")
+@click.option(
+    "--for",
+    "holds",
+    type=_HOLD,
+    metavar="[ALERT=]D",
+    multiple=True,
+    help="How long an alert must hold before it fires: of one, or of all that do not fire at once; repeatable.",
+)
+@click.option(
+    "--threshold",
+    "thresholds",
+    type=_THRESHOLD,
+    metavar="ALERT=X",
+    multiple=True,
+    help="An alert's number; repeatable.",
+)
+@click.option("--window", type=_DURATION, metavar="D", default="5m", help="Of rates and averages (5m).")
+@click.option("--long-window", type=_DURATION, metavar="D", default="1h", help="Of the usual hit ratio (1h).")
+@click.option("--interval", type=_DURATION, metavar="D", help="Between two evaluations (Prometheus's own).")
+@click.option("--job", type=_LABEL, metavar="NAME", default="kvtop", help="Name of the scrape job (kvtop).")
+@click.option(
+    "--runbooks", type=_WORD, metavar="URL", default="docs/runbooks", help="Where the runbooks lie (docs/runbooks)."
+)
+def export_rules(
+    holds: tuple[tuple[str | None, str], ...],
+    thresholds: tuple[tuple[str, float], ...],
+    window: str,
+    long_window: str,
+    interval: str | None,
+    job: str,
+    runbooks: str,
+) -> int:
+    """Print recording rules and alerts, a rule file for Prometheus.
+
+    D is a duration such as 90s, 5m or 1h30m. The window must span at least four scrapes.
+    """
+    from kvtop.headless import write_out
+    from kvtop.monitoring.rules import RuleSettings, rules_text
+
+    settings = RuleSettings(
+        window=window,
+        long_window=long_window,
+        interval=interval or "",
+        hold=next((hold for name, hold in reversed(holds) if name is None), None),
+        holds={name: hold for name, hold in holds if name is not None},
+        thresholds=dict(thresholds),
+        job=job,
+        runbooks=runbooks,
+    )
+    write_out(rules_text(settings).rstrip("\n"))
+    return EXIT_OK
+
+
+@export_group.command("dashboard")
+def export_dashboard() -> int:
+    """Print a dashboard for Grafana, to be imported there."""
+    from kvtop.headless import write_out
+    from kvtop.monitoring.dashboard import dashboard_text
+
+    write_out(dashboard_text().rstrip("\n"))
+    return EXIT_OK
+
+
+@export_group.command("prometheus-config")
+@click.option(
+    "--target", "targets", type=_HOST_PORT, metavar="HOST:PORT", multiple=True, help="An exporter (127.0.0.1:9464)."
+)
+@click.option("--rules", type=_WORD, metavar="FILE", multiple=True, help="A rule file; repeatable (kvtop-rules.yml).")
+@click.option(
+    "--alertmanager", type=_HOST_PORT, metavar="HOST:PORT", multiple=True, help="Where alerts go; repeatable."
+)
+@click.option("--interval", type=_DURATION, metavar="D", default="15s", help="Between two scrapes (15s).")
+@click.option("--job", type=_LABEL, metavar="NAME", default="kvtop", help="Name of the scrape job (kvtop).")
+def export_prometheus_config(
+    targets: tuple[str, ...], rules: tuple[str, ...], alertmanager: tuple[str, ...], interval: str, job: str
+) -> int:
+    """Print a configuration with which Prometheus scrapes kvtop and evaluates its rules."""
+    from kvtop.headless import write_out
+    from kvtop.monitoring.rules import scrape_config_text
+
+    text = scrape_config_text(
+        targets or ("127.0.0.1:9464",),
+        job=job,
+        interval=interval,
+        rules=rules or ("kvtop-rules.yml",),
+        alertmanagers=alertmanager,
+    )
+    write_out(text.rstrip("\n"))
+    return EXIT_OK
 
 
 def _run_headless(ctx: click.Context, params: Params, *, is_check: bool) -> int:
