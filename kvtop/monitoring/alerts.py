@@ -115,7 +115,7 @@ ALERTS: Final = (
         severity="warning",
         hold="10m",
         expr='kvtop:fragmentation:avg{tier="device",kind="external"} > <threshold>\n'
-        '  and ignoring (kind) kvtop_cache_usage_ratio{tier="device"} < 0.99',
+        '  and ignoring (kind) kvtop:cache_usage:avg{tier="device"} < 0.99',
         threshold=0.5,
         summary=f"Free blocks of {_WHERE} are scattered: external fragmentation {{{{ $value | humanizePercentage }}}}",
         description="The longest free run is short beside what is free. Paged sequences do not mind; contiguous "
