@@ -79,7 +79,7 @@ class Transfers:
         self._manager = manager
         self.num_open = 0
         #: What copies that were committed took, by their kind.
-        self.times: dict[TransferKind, Stopwatch] = {}
+        self.times = {kind: Stopwatch() for kind in TRANSFER_KINDS}
         #: Whether the pool is being shrunk. What lies above its new end may then be read by that copy alone.
         self.shrinking = False
 
@@ -128,7 +128,7 @@ class Transfers:
             transfer._ended = True
             self.num_open -= 1
             if seconds is not None:
-                self.times.setdefault(transfer.kind, Stopwatch()).add(seconds)
+                self.times[transfer.kind].add(seconds)
             for pool, block_ids in self._each_side(transfer.job):
                 pool.unfence(block_ids)
             try:

@@ -41,6 +41,7 @@ NAMED = {
     "--preempt": "one of swap, recompute",
     "--eviction": "one of lru, fifo, lfu",
     "--compact": "one of off, manual, auto",
+    "--compat": "only vllm",
     "--inject": "KIND or KIND:RATE, KIND one of failing-copy, slow-copy, stuck-executor, lost-client, host-tier-full, "
     "flipped-bit, leaked-reference, RATE above 0 and at most 1",
 }
@@ -77,6 +78,18 @@ OTHER = {
         (["--metrics-host", "no host", "--metrics-port", "0"], "--metrics-port 0 (host no host): cannot listen there"),
     ],
 }
+for _option, _other in (("--metrics-tls-cert", "--metrics-tls-key"), ("--metrics-tls-key", "--metrics-tls-cert")):
+    OTHER[_option] = [
+        ([_option, "x.pem"], f"{_option} x.pem: only together with --metrics-port N"),
+        ([_option, "x.pem", "--metrics-port", "0"], f"{_option} x.pem: only together with {_other} FILE"),
+    ]
+OTHER["--metrics-auth"] = [
+    (["--metrics-auth", "x"], "--metrics-auth x: only together with --metrics-port N"),
+    (
+        ["--metrics-auth", "/no/such/file", "--metrics-port", "0"],
+        "--metrics-auth /no/such/file: no such file",
+    ),
+]
 FLAGS = {
     "--skip-bad",
     "--serial",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -16,9 +17,13 @@ from allocator.errors import NUM_LAWS
 from allocator.fault_kinds import FAULT_KINDS
 from allocator.snapshot import Counters
 from allocator.timings import BOUNDS_S
+from kvtop.attachment import Attachment
 from kvtop.exporter import METRICS, STALE_AFTER_S, ViewCollector
+from kvtop.model.observation import Observation
 from kvtop.model.reduce import fail
 from kvtop.model.view import View
+from kvtop.operations import ReadOnly
+from kvtop.sources.scripted import ScriptedSource
 
 #: Name (as scraped) → labels besides ``source``.
 NAMES = {
@@ -217,6 +222,34 @@ def test_a_scrape_looks_at_no_block(make_arrays, monkeypatch):
     view = make_view(make_snapshot(), make_arrays("ffca"), make_arrays("f"))
     without = replace(view, device=replace(view.device, arrays=None), host=replace(view.host, arrays=None))
     assert scrape(without) == scrape(view)
+
+
+def test_a_source_that_is_stuck_keeps_no_scrape_waiting(make_arrays):
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Stuck(ScriptedSource):
+        def read(self, focus, timeout_s):
+            if self.asked:
+                asked.set()
+                assert go_on.wait(10)
+            return super().read(focus, timeout_s)
+
+    now_s = [100.0]
+    source = Stuck([Observation(make_snapshot(), make_arrays("ff"), None)], name="embedded")
+    attachment = Attachment(source, ReadOnly("a test"), clock=lambda: now_s[0])
+    attachment.poll()
+    poller = threading.Thread(target=attachment.poll)
+    poller.start()
+    try:
+        assert asked.wait(10)
+        now_s[0] += STALE_AFTER_S
+        samples = scrape(attachment.view, now_s=now_s[0])
+        assert samples[key("kvtop_source_up")] == 0
+        assert samples[key("kvtop_source_age_seconds")] == STALE_AFTER_S
+        assert samples[key("kvtop_pool_blocks", tier="device")] == 2
+    finally:
+        go_on.set()
+        poller.join(10)
 
 
 def test_the_table_is_well_formed():
