@@ -969,7 +969,7 @@ class Engine:
         with manager.lock:
             return Timings(
                 self._step_times.read(),
-                tuple((kind, times.read()) for kind, times in sorted(manager.transfers.times.items())),
+                tuple((kind, times.read()) for kind, times in manager.transfers.times.items()),
                 tuple((lock.layer, lock.waits.read()) for lock in (manager.sequences, manager.lock)),
             )
 

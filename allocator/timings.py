@@ -31,7 +31,7 @@ class Timings(msgspec.Struct, frozen=True):
 
     Attributes:
         step: What a step took; steps taken in one go share its time.
-        copies: What copies took, by their kind; kinds of which there was none are left out.
+        copies: What copies took, by their kind.
         lock_waits: What waits for a lock took, by its layer. Who did not have to wait is not counted.
     """
 

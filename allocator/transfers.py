@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import numpy as np
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from allocator.manager import BlockManager
 
 TransferKind = Literal["swap-out", "swap-in", "copy-on-write", "compaction", "resize", "write"]
+#: Those that copy anything.
+COPY_KINDS: Final[tuple[TransferKind, ...]] = tuple(kind for kind in get_args(TransferKind) if kind != "write")
 
 
 class Transfer:
@@ -79,7 +81,7 @@ class Transfers:
         self._manager = manager
         self.num_open = 0
         #: What copies that were committed took, by their kind.
-        self.times = {kind: Stopwatch() for kind in TRANSFER_KINDS}
+        self.times = {kind: Stopwatch() for kind in COPY_KINDS}
         #: Whether the pool is being shrunk. What lies above its new end may then be read by that copy alone.
         self.shrinking = False
 

@@ -177,9 +177,12 @@ ROWS: Final = (
             ),
             Panel(
                 "Tokens",
-                "Prompt and generated tokens a second.",
+                "Prompt and generated tokens a second, and those computed again after a preemption.",
                 "none",
-                (Query(_rate("kvtop_tokens_total"), "{{source}} {{kind}}"),),
+                (
+                    Query(_rate("kvtop_tokens_total"), "{{source}} {{kind}}"),
+                    Query(_rate("kvtop_recomputed_tokens_total"), "{{source}} computed again"),
+                ),
             ),
             Panel(
                 "Preemptions and failures",

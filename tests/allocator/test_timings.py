@@ -48,7 +48,7 @@ def test_an_engine_counts_its_steps_and_its_copies_by_kind():
     assert total(copies["swap-out"]) == engine.counters.preemptions_swap > 0
     assert 0 < total(copies["swap-in"]) <= engine.counters.preemptions_swap
     assert copies["swap-out"].sum_s > 0
-    assert "compaction" not in copies
+    assert total(copies["compaction"]) == total(copies["resize"]) == 0
 
 
 def test_an_operator_s_copies_count_too():
@@ -59,7 +59,7 @@ def test_an_operator_s_copies_count_too():
     manager.free(rows[2])
     assert engine.apply(Compact()).moved_blocks
     timings = engine.snapshot(phase="done", speed=None, steps_per_s=None).timings
-    assert [kind for kind, _ in timings.copies] == ["compaction"]
+    assert [kind for kind, times in timings.copies if total(times)] == ["compaction"]
     for row in (rows[1], rows[3]):
         manager.free(row)
     engine.close()
