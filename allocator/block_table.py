@@ -113,6 +113,7 @@ class BlockTables:
 
     def extend(self, row: int, block_ids: IdArray) -> None:
         """Append all of ``block_ids`` to one row. [n]"""
+        self._listing = None
         used = int(self.num_blocks[row])
         needed = used + len(block_ids)
         if needed > self._capacity[row]:
@@ -123,6 +124,8 @@ class BlockTables:
 
     def cut(self, row: int, num_blocks: int) -> IdArray:
         """Shorten one row's table to ``num_blocks`` and return the ids cut off, last first. [n]"""
+        self._listing = None
+        self._told[row] = min(int(self._told[row]), num_blocks)
         ids: IdArray = self.table(row)[num_blocks:][::-1].copy()
         self.num_blocks[row] = num_blocks
         return ids
