@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from real_servers import MISSING, Webhook, alertmanager, ask, free_port, prometheus
 
-from allocator.commands import Cancel, Command, Compact, Pause, SubmitLoad
+from allocator.commands import Cancel, Command, Compact, Pause, Resume, SetLoad
+from allocator.config import MIN_LOAD_SCALE
 from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.exporter import Exporter, start_exporter
@@ -47,34 +48,28 @@ class Operator:
         outcome = self._attachment.operations.apply(command, 10.0)
         assert outcome.ok, outcome.message
 
-    def press(self) -> None:
-        """Ask for more blocks than there are, by sequences that grow for as long as the test may take."""
-        for _ in range(20):
-            for prompt, output in ((40, 300), (200, 1500), (700, 600), (90, 1000)):
-                self.do(SubmitLoad(prompt_tokens=prompt, output_tokens=output))
-
     def compact(self) -> None:
         """Let nothing else happen, and move blocks together."""
         self.do(Pause())
         self.do(Compact())
 
     def end_load(self) -> None:
-        """End every sequence."""
+        """Let hardly anybody come any more, send away who is there, and go on."""
+        self.do(SetLoad(rate_scale=MIN_LOAD_SCALE))
         for row in self._attachment.poll().snapshot.sequences:
             self.do(Cancel(row.seq_id))
+        self.do(Resume())
 
 
 @contextlib.contextmanager
 def engine_under_pressure() -> Iterator[tuple[Exporter, Operator]]:
-    engine, _ = build_engine(EngineOptions(num_blocks=256, device="cpu", workload="chat"))
+    engine, _ = build_engine(EngineOptions(num_blocks=256, device="cpu", workload="pressure"))
     source = InProcessSource(runner := EngineRunner(engine, speed=SPEED), on_close=engine.close)
     attachment = Attachment(source, InProcessOperations(runner))
     source.start()
     exporter = start_exporter(attachment.poll, MetricsAddress("127.0.0.1", 0))
     try:
-        operator = Operator(attachment)
-        operator.press()
-        yield exporter, operator
+        yield exporter, Operator(attachment)
     finally:
         exporter.close()
         attachment.close()
@@ -88,7 +83,8 @@ def kvtop(*args: str) -> str:
 def write_files(folder: Path, target: str, alertmanager_port: int) -> Path:
     """Write the files that kvtop ships, with seconds instead of minutes, and check them."""
     rules, config = folder / "rules.yml", folder / "prometheus.yml"
-    rules.write_text(kvtop("export", "rules", "--window", "5s", "--for", "1s", "--interval", "1s"))
+    seconds = ["--window", "5s", "--for", "1s", "--interval", "1s"]
+    rules.write_text(kvtop("export", "rules", *seconds, "--threshold", f"{NEARLY_FULL}=0.8"))
     address = f"127.0.0.1:{alertmanager_port}"
     options = ["--target", target, "--interval", "1s", "--rules", "rules.yml", "--alertmanager", address]
     config.write_text(kvtop("export", "prometheus-config", *options))
@@ -112,13 +108,14 @@ def test_alerts_reach_the_webhook_and_resolve(tmp_path):
         page = hook.alerts[NEARLY_FULL]
         assert page["labels"]["severity"] == "warning"
         assert page["labels"]["source"] == "embedded"
-        assert page["annotations"]["summary"].startswith(f"KV cache of embedded on 127.0.0.1:{exporter.port} is 9")
+        assert page["annotations"]["summary"].startswith(f"KV cache of embedded on 127.0.0.1:{exporter.port} is ")
         assert page["annotations"]["runbook_url"] == "docs/runbooks/cache-nearly-full.md"
         check_exposition(exporter)
         check_queries(url)
 
         operator.compact()
         hook.wait_for({FRAGMENTED: "resolved"}, PAGE_BOUND_S)
+        assert hook.alerts[NEARLY_FULL]["status"] == "firing"
         operator.end_load()
         hook.wait_for({NEARLY_FULL: "resolved"}, PAGE_BOUND_S)
         assert not set(hook.alerts) - {alert.name for alert in ALERTS}
