@@ -159,6 +159,7 @@ CASES: Final = (
         resolved_at=110,
         silent_until=120,
         silent={
+            "was never worth much": {QUERIES: "0+100x120", HITS: "0+8x60 481+1x60"},
             "always low": {QUERIES: "0+100x120", HITS: "0+8x120"},
             "half of what it was": {QUERIES: "0+100x120", HITS: "0+80x60 4841+41x60"},
             "nobody asks": {QUERIES: "0+100x60 6000x60", HITS: "0+80x60 4800x60"},

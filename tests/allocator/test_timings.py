@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
 import numpy as np
 from fake_engine import until
@@ -39,10 +40,12 @@ def test_an_engine_counts_its_steps_and_its_copies_by_kind():
     engine = Engine(EngineConfig(num_blocks=12, num_swap_blocks=12, block_size=4, geometry="tiny", device="cpu"))
     for number in range(6):
         engine.submit(Request(OpaqueContent(30, nonce=number), 6, 0.0, f"r{number}"))
-    steps = 0
+    steps, started_s = 0, time.perf_counter()
     while taken := engine.advance(1000):
         steps += taken
+    elapsed_s = time.perf_counter() - started_s
     timings = engine.snapshot(phase="done", speed=None, steps_per_s=None).timings
+    assert 0 < timings.step.sum_s <= elapsed_s
     assert total(timings.step) == steps == engine.step
     copies = dict(timings.copies)
     assert total(copies["swap-out"]) == engine.counters.preemptions_swap > 0

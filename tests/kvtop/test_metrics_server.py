@@ -79,6 +79,7 @@ def test_open_metrics_when_asked_for_with_vllm_s_names_as_they_are(full_view):
         exporter.close()
     assert headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert {"vllm:num_preemptions", "kvtop_copy_seconds"} <= {family.name for family in parse_openmetrics(body)}
+    assert 'vllm:num_preemptions_total{engine="0"' in body
     assert body.endswith("# EOF\n")
 
 
