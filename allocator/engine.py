@@ -971,6 +971,7 @@ class Engine:
                 self._step_times.read(),
                 tuple((kind, times.read()) for kind, times in manager.transfers.times.items()),
                 tuple((lock.layer, lock.waits.read()) for lock in (manager.sequences, manager.lock)),
+                ((manager.lock.layer, manager.lock.holds.read()),),
             )
 
     def _sequence_rows(self, *, paused: bool) -> tuple[tuple[SequenceRow, ...], int]:

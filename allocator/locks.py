@@ -23,6 +23,9 @@ RANKS: Final = {"sequence": 1, "reservation": 2, "allocator": 3}
 #: Longest wait for a sequence that a copy uses. [s]
 WAIT_BOUND_S: Final = 30.0
 
+#: Of how many acquisitions one has its time of holding measured.
+HOLD_SAMPLE: Final = 64
+
 _held = threading.local()
 
 
@@ -36,6 +39,7 @@ class CountedLock:
         wait_s: Time spent waiting. [s]
         longest_wait_s: The longest wait. [s]
         waits: How long the waits were.
+        holds: How long it was held with ``with``, of every ``HOLD_SAMPLE``-th time.
     """
 
     def __init__(self, layer: str) -> None:
@@ -43,7 +47,9 @@ class CountedLock:
         self.layer = layer
         self.acquisitions = self.contended = 0
         self.wait_s = self.longest_wait_s = 0.0
-        self.waits = Stopwatch()
+        self.waits, self.holds = Stopwatch(), Stopwatch()
+        self._depth = 0
+        self._held_since = 0.0
         self._lock = threading.RLock()
         self.try_acquire = self._lock.acquire
         self.release = self._lock.release
@@ -62,10 +68,25 @@ class CountedLock:
         if not self.try_acquire(False):
             self._wait()
         self.acquisitions += 1
+        self._depth += 1
+        if self._depth == 1 and not self.acquisitions % HOLD_SAMPLE:
+            self._held_since = time.perf_counter()
         return self
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        self._depth -= 1
+        if self._held_since and not self._depth:
+            self.holds.add(time.perf_counter() - self._held_since)
+            self._held_since = 0.0
         self.release()
+
+    def let_go_until(self, condition: threading.Condition, ready: Callable[[], bool], bound_s: float) -> bool:
+        """Wait for a condition of this lock, which others hold meanwhile; return whether it became true."""
+        depth, self._depth, self._held_since = self._depth, 0, 0.0
+        try:
+            return condition.wait_for(ready, bound_s)
+        finally:
+            self._depth, self._held_since = depth, 0.0
 
     def _wait(self) -> None:
         started = time.perf_counter()
@@ -133,7 +154,7 @@ class SequenceLocks:
         if ready():
             return
         started = time.perf_counter()
-        done = self._changed.wait_for(ready, WAIT_BOUND_S)
+        done = self._lock.let_go_until(self._changed, ready, WAIT_BOUND_S)
         waited = time.perf_counter() - started
         self.contended += 1
         self.wait_s += waited

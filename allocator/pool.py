@@ -27,8 +27,8 @@ _SOLE: Final = bytes([SOLE])
 _SOLE_KEY: Final = bytes([SOLE | KEY])
 _SHARED_KEY: Final = bytes([SHARED | KEY])
 _CACHED: Final = bytes([CACHED])
-#: For each small n, what n blocks with one holder compare with, and the ramp as array and bytes: made once, since making
-#: them takes as long as using them.
+#: For each small n, what n blocks with one holder compare with, and the ramp as array and bytes: made once, since
+#: making them takes as long as using them.
 _SMALL: Final = tuple((_SOLE * n, _RAMP[:n].copy(), _RAMP_BYTES[: 4 * n]) for n in range(257))
 # As arrays without a dimension: numpy writes them in half the time it takes for a Python int.
 _TO_FREE: Final = np.array(FREE, np.uint8)

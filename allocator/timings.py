@@ -33,11 +33,13 @@ class Timings(msgspec.Struct, frozen=True):
         step: What a step took; steps taken in one go share its time.
         copies: What copies took, by their kind.
         lock_waits: What waits for a lock took, by its layer. Who did not have to wait is not counted.
+        lock_holds: For how long a lock was held, by its layer, of a sample of times.
     """
 
     step: TimeCounts
     copies: tuple[tuple[str, TimeCounts], ...]
     lock_waits: tuple[tuple[str, TimeCounts], ...]
+    lock_holds: tuple[tuple[str, TimeCounts], ...] = ()
 
 
 class Stopwatch:

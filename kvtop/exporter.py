@@ -271,6 +271,12 @@ METRICS: Final = (
         "layer",
         lambda t: [((layer,), counts) for layer, counts in t.lock_waits],
     ),
+    _times(
+        "lock_hold_seconds",
+        "Real time for which a lock was held, by its layer, of one in 64 times.",
+        "layer",
+        lambda t: [((layer,), counts) for layer, counts in t.lock_holds],
+    ),
 )
 
 

@@ -378,6 +378,26 @@ def test_blocks_stay_in_place_while_they_are_written(monkeypatch):
     assert manager.device.facts.num_flagged == 0
 
 
+def test_holds_of_the_lock_are_sampled_and_leave_out_what_is_waited():
+    manager = manager_of()
+    row = manager.admit((), 2).row
+    for _ in range(allocator.locks.HOLD_SAMPLE * 3):
+        with manager.lock:
+            pass
+    counted = sum(manager.lock.holds.read().counts)
+    assert 2 <= counted <= 4
+    transfer = manager.transfers.begin_swap_out(row)
+    before = manager.lock.holds.read()
+    while manager.lock.acquisitions % allocator.locks.HOLD_SAMPLE != allocator.locks.HOLD_SAMPLE - 1:
+        with manager.lock:
+            pass
+    # This one is to be measured, but lets go of the lock in its middle.
+    with pytest.raises(Refused):
+        manager.free(row)
+    assert manager.lock.holds.read() == before
+    manager.transfers.abort(transfer)
+
+
 def test_a_wait_is_bounded_and_says_for_what():
     manager = manager_of()
     row = manager.admit((), 2).row
