@@ -95,3 +95,24 @@ def test_many_rows_at_once():
     rows = [tables.new_row(np.array([i]), 1) for i in range(100)]
     assert sorted(rows) == list(range(100))
     assert [int(tables.table(r)[0]) for r in rows] == list(range(100))
+
+
+def test_what_is_listed_and_told_follows_every_change_of_a_table():
+    tables = BlockTables()
+    row = tables.new_row(np.array([1, 2]), 0)
+
+    def told() -> list[int]:
+        return tables.untold()[1].tolist()
+
+    def listed() -> list[int]:
+        return tables.entries()[2].tolist()
+
+    assert (told(), listed()) == ([1, 2], [1, 2])
+    tables.extend(row, np.array([3, 4]))
+    assert (listed(), told()) == ([1, 2, 3, 4], [3, 4])
+    assert tables.cut(row, 1).tolist() == [4, 3, 2]
+    assert (listed(), told()) == ([1], [])
+    tables.extend(row, np.array([5]))
+    tables.cut(row, 0)
+    tables.extend(row, np.array([6]))
+    assert (listed(), told()) == ([6], [6])
