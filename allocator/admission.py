@@ -154,6 +154,8 @@ class Round:
             engine.count_query(sequence, admission.hit_blocks)
         start, stop = admission.matched_blocks * engine.config.block_size, int(manager.tables.num_tokens[admission.row])
         self._grant(sequence, start, stop)
+        # Once, for all of its prompt: what is computed in later steps is found or missing now.
+        engine.measures.start(sequence, sequence.num_tokens, engine.step, is_query=not sequence.resumed)
         if stop < sequence.num_tokens:
             self._begun.append(sequence)
         blocks = int(manager.tables.num_blocks[admission.row])

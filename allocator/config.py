@@ -44,6 +44,7 @@ class EngineConfig:
         eviction: Which cached block goes first.
         prefix_cache: Whether full blocks are kept and found again by content.
         key_hash: How blocks are named: ``xxh3``, or ``sha256`` where keys leave the process.
+        reuse_distances: Whether the hits at other pool sizes are predicted from the live requests.
         optimistic_lookup: Whether prefixes are matched before the allocator lock is taken, and validated under it.
         sequence_locks: Whether copies take the sequences they use and let go of the allocator lock.
         executor: Whether copies run in a thread of their own (``thread``) or at submission (``inline``); the run is
@@ -72,6 +73,7 @@ class EngineConfig:
     eviction: Eviction = "lru"
     prefix_cache: bool = True
     key_hash: KeyHash = "xxh3"
+    reuse_distances: bool = True
     optimistic_lookup: bool = True
     sequence_locks: bool = True
     executor: ExecutorMode = "thread"

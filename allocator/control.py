@@ -72,6 +72,8 @@ def apply(engine: Engine, command: Command) -> Outcome:
             raise Refused(intended.refusal)
         message = _apply(engine, command)
         engine.settle()
+        if not isinstance(command, (SubmitLoad, SetLoad, SetPolicy, SetWatermark, SetAutoCompaction, VerifyContents)):
+            engine.measures.disturb()
     except (RequestError, StorageError, InvariantViolation) as error:
         engine.emit("command", f"{command_name(command)} refused: {error}")
         return Outcome(ok=False, message=str(error), seconds=time.perf_counter() - started)

@@ -34,6 +34,7 @@ from allocator.faulty_storage import FaultyStorage
 from allocator.geometry import find_geometry
 from allocator.ids import IdArray, SeqId, Status, Tier
 from allocator.manager import BlockManager, Extension
+from allocator.measures import Measures
 from allocator.pipeline import Pipeline
 from allocator.plans import Outcome, Plan
 from allocator.scheduler import Scheduler
@@ -49,6 +50,7 @@ from allocator.storage import NoStorage, Storage
 from allocator.thrash import ThrashGuard
 from allocator.timings import Stopwatch, Timings
 from allocator.transfers import Transfer
+from allocator.workload_facts import Blocked
 
 _EVENTS_KEPT: Final = 4096
 _NOTHING: Final = Counters()
@@ -104,6 +106,7 @@ class Engine:
         self.watermark_ratio = config.watermark_ratio
         self.compact = config.compact
         self.compact_threshold_ratio = config.compact_threshold_ratio
+        self.measures = Measures(config, self.manager)
         self._counters = Counters()
         self._step_times = Stopwatch()
         self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
@@ -206,6 +209,7 @@ class Engine:
 
         # After a preemption the queue has not been tried with the room that is left.
         steps = 1 if short or scheduler.prefilling else self._quiet_steps(decoding, stops, budget)
+        self.measures.facts.turn(len(scheduler.running), None if short else self._blocked(), steps)
         if len(decoding):
             if self.config.stamp:
                 self._stamp_decoded(decoding, steps)
@@ -222,6 +226,12 @@ class Engine:
             self.compactor.look()
             self._tell_evictions()
         return steps
+
+    def _blocked(self) -> Blocked | None:
+        """Return what the first in the queue, which has just been tried, waits for; ``None`` when not for blocks."""
+        first = self.scheduler.next_waiting()
+        kind = None if first is None else first.reason_kind
+        return kind if kind == "watermark" or kind == "capacity" else None
 
     def _quiet_steps(self, rows: IdArray, stops: IdArray, budget: int) -> int:
         """Return how many steps pass until a block fills or anything else happens; at least 1."""
@@ -305,6 +315,7 @@ class Engine:
         needed = self.manager.blocks_for(request.content.num_tokens)
         if needed > self.manager.device.num_blocks:
             counters.refused += 1
+            self.measures.refuse(needed)
             self.emit(
                 "refuse",
                 f"{request.label}: needs {needed} blocks, the pool has {self.manager.device.num_blocks}",
@@ -328,6 +339,7 @@ class Engine:
                 request.content.exact_tokens(),
                 self.step,
                 num_tokens=request.num_prompt,
+                waiting_since=self.step,
                 priority=request.priority,
                 contiguous=request.contiguous,
                 acts=token_acts(request.script),
@@ -348,6 +360,7 @@ class Engine:
     def _hear_clients(self) -> None:
         """Record what attached programs have done since the last time."""
         if self.clients.news or self.clients.counts != _NOTHING:
+            self.measures.disturb()
             for news in self.clients.drain(self._counters):
                 self.emit(*news)
 
@@ -525,6 +538,7 @@ class Engine:
             self._to_recompute(sequence)
             self.scheduler.add_waiting(sequence)
         sequence.resumed = True
+        sequence.waiting_since = self.step
         if asked == "swap" and room < blocks:
             sequence.reason_kind = "host-full"
             sequence.reason = f"host tier full: {blocks} blocks needed, {room} free; to be computed again"
@@ -541,6 +555,7 @@ class Engine:
         """Release what a sequence that has left the running set holds on the device, to be computed anew."""
         assert sequence.row is not None
         self._note_progress(sequence, int(self.manager.tables.num_tokens[sequence.row]))
+        self.measures.release(sequence)
         self.manager.free(sequence.row)
         sequence.row, sequence.status = None, Status.WAITING
         self._counters.preemptions_recompute += 1
@@ -548,12 +563,14 @@ class Engine:
     def _start_swap_out(self, sequence: Sequence, *, preempted: bool) -> bool:
         """Begin to copy a running sequence to the host tier; return whether there was room."""
         assert sequence.row is not None
-        row, counters = sequence.row, self._counters
+        row, counters, facts = sequence.row, self._counters, self.measures.facts
+        needed = self.manager.host.num_active + int(self.manager.tables.num_blocks[row])
 
         def done() -> None:
             assert transfer is not None
             del self._moving[row]
             sequence.row, sequence.host_row, sequence.transfer = None, transfer.host_row, None
+            self.measures.swapped_out(sequence, transfer.job.sources)
             counters.preemptions_swap += preempted
             counters.swap_out_blocks += len(transfer.job.sources)
             counters.swap_out_bytes += len(transfer.job.sources) * self.manager.storage.block_bytes
@@ -571,10 +588,12 @@ class Engine:
         try:
             transfer = self.copies.start(lambda: self.manager.transfers.begin_swap_out(row), self.step, done, failed)
         except OutOfBlocks:
+            facts.swap_out(needed, has_room=False)
             return False
         if transfer is None:
             return False
         self.scheduler.stop(sequence)
+        facts.swap_out(needed, has_room=True)
         sequence.status, sequence.transfer = Status.SWAPPED, transfer
         self._note_progress(sequence, int(self.manager.tables.num_tokens[row]))
         self._moving[row] = sequence
@@ -618,6 +637,7 @@ class Engine:
             copied = len(transfer.job.sources)
             del self._moving[transfer.row]
             sequence.row, sequence.host_row, sequence.held, sequence.transfer = transfer.row, None, False, None
+            self.measures.swapped_in(sequence, transfer.job.destinations, self.step)
             self.scheduler.start(sequence)
             self._counters.swap_in_blocks += copied
             self._counters.swap_in_bytes += copied * self.manager.storage.block_bytes
@@ -763,6 +783,7 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self._leave_device(sequence)
         sequence.status = Status.FINISHED
+        self.measures.facts.finish(sequence.num_target)
         self._counters.finished += 1
         self.emit("finish", f"sequence {sequence.seq_id} finished", sequence.seq_id)
 
@@ -815,6 +836,9 @@ class Engine:
             acts=token_acts(script),
         )
         child.row = manager.fork(sequence.row)
+        child.waiting_since = self.step
+        self.measures.disturb()
+        self.measures.start(child, at, self.step, is_query=False)
         self._counters.submitted += 1
         self.scheduler.add_waiting(child)
         self.scheduler.start(child)
@@ -825,6 +849,7 @@ class Engine:
 
     def _leave_device(self, sequence: Sequence) -> None:
         assert sequence.row is not None
+        self.measures.release(sequence)
         self.manager.free(sequence.row)
         self.scheduler.stop(sequence)
         sequence.row = None
@@ -957,6 +982,8 @@ class Engine:
             rate_scale=None if self.load is None else self.load.rate_scale,
             size_scale=None if self.load is None else self.load.size_scale,
             timings=self._timings(),
+            facts=self.measures.facts.facts(self._longest_wait()),
+            reuse=self.measures.predictions(is_final=phase != "running"),
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -973,6 +1000,10 @@ class Engine:
                 tuple((lock.layer, lock.waits.read()) for lock in (manager.sequences, manager.lock)),
                 ((manager.lock.layer, manager.lock.holds.read()),),
             )
+
+    def _longest_wait(self) -> int:
+        """Return the steps that the longest waiting sequence has waited, those that an operator holds left out."""
+        return max((self.step - s.waiting_since for s in self.scheduler.waiting if not s.held), default=0)
 
     def _sequence_rows(self, *, paused: bool) -> tuple[tuple[SequenceRow, ...], int]:
         """Return the rows of all unfinished sequences, and how many attached programs hold."""

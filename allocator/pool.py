@@ -113,6 +113,11 @@ class BlockPool:
         return self.num_blocks - self.num_free - self.num_cached - self.num_reserved
 
     @property
+    def num_unkeyed(self) -> int:
+        """Held blocks without a key."""
+        return self.num_active - len(self.cache) + self.num_cached
+
+    @property
     def num_allocatable(self) -> int:
         """All that the next request could get: free and cached blocks that are not withheld."""
         free = self._free

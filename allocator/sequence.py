@@ -41,6 +41,7 @@ class Sequence:
         reason: What kept it waiting when it was last tried, with the numbers; empty when nothing did.
         reason_kind: Which kind that is.
         priority: Its class: higher goes first under the priority policy.
+        waiting_since: Step at which it began to wait, for its first start or since its last preemption.
         contiguous: Whether its blocks must be one run of consecutive ids.
         order: Its place in the queue, lowest first; the scheduler's.
         acts: What its client still does at token counts, the next first.
@@ -66,6 +67,7 @@ class Sequence:
     reason: str = ""
     reason_kind: WaitReason | None = None
     priority: int = 0
+    waiting_since: int = 0
     contiguous: bool = False
     order: tuple[int, int] = (0, 0)
     acts: tuple[TokenAct, ...] = ()

@@ -10,7 +10,9 @@ from allocator.commands import CompactGoal
 from allocator.errors import NUM_LAWS
 from allocator.events import Event
 from allocator.fault_kinds import FAULT_KINDS
+from allocator.reuse import ReuseSummary
 from allocator.timings import Timings
+from allocator.workload_facts import WorkloadFacts
 
 CompactionTrigger: TypeAlias = Literal["threshold", "contiguous", "manual"]
 
@@ -164,6 +166,9 @@ class Snapshot(msgspec.Struct, frozen=True):
         sequences: Unfinished sequences, running first then in queue order, at most ``MAX_SEQUENCES``.
         events: The events the reader asked for, oldest first.
         rate_scale, size_scale: Factors on the load's rate and size; ``None`` where it cannot be changed.
+        facts: What advice needs besides the counters.
+        reuse: Hits predicted at other pool sizes; ``None`` where they are not followed. While the engine runs they may
+            be a hundredth of the queries behind.
         notes: Things a user should know that are not events, such as a host tier below half the pool.
         compactions: The latest compactions, oldest first, at most ``MAX_COMPACTIONS``.
         running_limit: Sequences that may run at once on account of thrash; ``None`` is no such limit.
@@ -200,6 +205,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     rate_scale: float | None = None
     size_scale: float | None = None
     timings: Timings | None = None
+    facts: WorkloadFacts = WorkloadFacts()
+    reuse: ReuseSummary | None = None
 
 
 #: Rows of the sequences table carried at most; the counts are always of all.

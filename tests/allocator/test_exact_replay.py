@@ -7,21 +7,15 @@ ids and can be found again; a block without an id is free at once when released.
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serial_traces import TRACES, Row, as_requests, traces
 
 from allocator.config import EngineConfig
-from allocator.content import KeyedContent, Request
 from allocator.engine import Engine
 from kvtop.workloads.trace import open_trace
-
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
-
-Row = tuple[int, int, list[int]]
 
 
 def plain_replay(rows: list[Row], num_blocks: int, size: int) -> dict[str, int]:
@@ -69,31 +63,6 @@ def engine_replay(requests, num_blocks: int, size: int, **settings) -> dict[str,
     counters = engine.counters
     assert counters.finished + counters.refused == counters.submitted
     return {name: getattr(counters, name) for name in ("hit_blocks", "hit_tokens", "evictions", "refused")}
-
-
-@st.composite
-def traces(draw, sizes):
-    """Rows that continue, repeat or branch off earlier ones; ids name all before them, and so are unique to a path."""
-    size = draw(sizes)
-    rows: list[Row] = []
-    names: dict[tuple[int, ...], int] = {}
-    for _ in range(draw(st.integers(1, 25))):
-        path = list(draw(st.sampled_from([(), *names])))[: draw(st.integers(0, 20))]
-        path += draw(st.lists(st.integers(0, 2), max_size=4))
-        rest = draw(st.integers(0, size - 1))
-        if not path and not rest:
-            rest = 1 if size > 1 else 0
-            path = [] if rest else [0]
-        ids = [names.setdefault(tuple(path[: i + 1]), len(names)) for i in range(len(path))]
-        rows.append((len(path) * size + rest, draw(st.integers(0, 3 * size)), ids))
-    return size, rows
-
-
-def as_requests(rows: list[Row], size: int) -> list[Request]:
-    return [
-        Request(KeyedContent(prompt + output, np.array(ids, np.int64), size, i), prompt)
-        for i, (prompt, output, ids) in enumerate(rows)
-    ]
 
 
 @given(traces(st.sampled_from([1, 2, 5, 16])), st.integers(1, 20))
