@@ -249,6 +249,7 @@ _ENGINE_OPTIONS: Final = (
     _option("--preempt", type=_one_of("swap", "recompute"), help="How a running sequence gives way (swap)."),
     _option("--eviction", type=_one_of("lru", "fifo", "lfu"), help="Which cached block goes first (lru)."),
     _option("--no-prefix-cache", is_flag=True, help="Keep no block for reuse."),
+    _option("--no-reuse-distances", is_flag=True, help="Do not predict the hits at other pool sizes."),
     _option("--watermark", "watermark_ratio", type=_RATIO, help="Share of the pool kept when admitting (0.01)."),
     _option("--compact", type=_one_of("off", "manual", "auto"), help="When blocks are moved together (manual)."),
     _option(
@@ -583,7 +584,12 @@ def engine_options(ctx: click.Context, params: Params, *, speed: float | None) -
     }
     if ctx.get_parameter_source("speed") is not ParameterSource.DEFAULT:
         speed = params["speed"]
-    return EngineOptions(**asked, prefix_cache=not params["no_prefix_cache"], speed=speed)
+    return EngineOptions(
+        **asked,
+        prefix_cache=not params["no_prefix_cache"],
+        reuse_distances=not params["no_reuse_distances"],
+        speed=speed,
+    )
 
 
 def _refuse_both(ctx: click.Context, params: Params, first: str, second: str) -> None:

@@ -38,8 +38,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         num_blocks, geometry, device, slab_blocks, policy, prefill_tokens, preempt, eviction, prefix_cache,
-            watermark_ratio, compact, compact_threshold_ratio, compact_budget, copy_gb_per_s, executor, max_running,
-            serial, stamp, seed, inject: As in ``EngineConfig``.
+            reuse_distances, watermark_ratio, compact, compact_threshold_ratio, compact_budget, copy_gb_per_s, executor,
+            max_running, serial, stamp, seed, inject: As in ``EngineConfig``.
         block_size: Tokens a block; ``None`` takes the trace's own, else ``DEFAULT_BLOCK_SIZE``.
         num_swap_blocks: Host pool size; ``None`` derives it from ``swap_ratio``.
         swap_ratio: Host pool size ÷ device pool size.
@@ -65,6 +65,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     preempt: PreemptMode = "swap"
     eviction: Eviction = "lru"
     prefix_cache: bool = True
+    reuse_distances: bool = True
     watermark_ratio: float = 0.01
     compact: CompactMode = "manual"
     compact_threshold_ratio: float = 0.5
@@ -132,6 +133,7 @@ def build_config(options: EngineOptions, block_size: int | None = None) -> Engin
         preempt=options.preempt,
         eviction=options.eviction,
         prefix_cache=options.prefix_cache,
+        reuse_distances=options.reuse_distances,
         watermark_ratio=options.watermark_ratio,
         compact=options.compact,
         compact_threshold_ratio=options.compact_threshold_ratio,

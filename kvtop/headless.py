@@ -320,7 +320,8 @@ def _report(engine: Engine, driven: Drive, speed: float | None, wall_s: float) -
     snapshot = engine.snapshot(phase=phase, speed=speed, steps_per_s=None)
     device = engine.arrays("device")
     assert device is not None
-    return build_report(snapshot, device, wall_s, driven.engine_s)
+    num_host = engine.pool_size("host") or 0
+    return build_report(snapshot, device, wall_s, driven.engine_s, num_host_blocks=num_host)
 
 
 def _conclude(engine: Engine, report: Report, driven: Drive, *, is_check: bool) -> int:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
+
+import msgspec
 
 from allocator.block_map import BlockArrays
 from allocator.config import STEP_S
 from allocator.fault_kinds import FAULT_KINDS
 from allocator.metrics import ratio, tier_numbers
 from allocator.snapshot import Snapshot
+from kvtop.advisor import advise, hit_ratios, prediction_error
 from kvtop.model.format import count, percent, seconds, size
 
 Report: TypeAlias = dict[str, Any]
 
 
-def build_report(snapshot: Snapshot, device: BlockArrays, wall_s: float, engine_s: float) -> Report:
+#: Columns of the text report.
+_WIDTH = 110
+
+
+def build_report(
+    snapshot: Snapshot, device: BlockArrays, wall_s: float, engine_s: float, *, num_host_blocks: int = 0
+) -> Report:
     """Return the report of one engine as it stands. Keys never change meaning; a ratio of nothing is ``None``.
 
     Args:
@@ -24,6 +34,7 @@ def build_report(snapshot: Snapshot, device: BlockArrays, wall_s: float, engine_
         device: Device blocks at the same boundary; every number under ``blocks`` and ``fragmentation`` is theirs.
         wall_s: Real seconds of the whole run, reading the input included. [s]
         engine_s: Real seconds inside the engine. [s]
+        num_host_blocks: Host pool size.
     """
     counters = snapshot.counters
     numbers = tier_numbers(device, snapshot.block_size, snapshot.slab_size)
@@ -87,8 +98,28 @@ def build_report(snapshot: Snapshot, device: BlockArrays, wall_s: float, engine_
         },
         "integrity": {"checks": counters.integrity_checks, "faults": counters.integrity_faults},
         "injected": dict(zip(FAULT_KINDS, counters.injected, strict=True)),
+        "reuse": _reuse(snapshot, numbers.total),
+        "advice": [msgspec.structs.asdict(advice) for advice in advise(snapshot, numbers.total, num_host_blocks)],
         "wall_s": round(wall_s, 6),
         "engine_s": round(engine_s, 6),
+    }
+
+
+def _reuse(snapshot: Snapshot, num_blocks: int) -> dict[str, Any] | None:
+    reuse, counters = snapshot.reuse, snapshot.counters
+    if reuse is None:
+        return None
+    ratios, counted = hit_ratios(reuse), ratio(counters.hit_blocks, counters.query_blocks)
+    return {
+        "exact": reuse.is_exact,
+        "query_blocks": reuse.query_blocks,
+        "floor": reuse.floor,
+        "ceiling": reuse.ceiling,
+        "error_ratio": prediction_error(ratios.get(num_blocks), counted),
+        "predictions": [
+            {"blocks": p.capacity, "hit_blocks": p.hit_blocks, "hit_ratio": ratios[p.capacity]}
+            for p in reuse.predictions
+        ],
     }
 
 
@@ -143,13 +174,36 @@ def to_text(report: Report) -> str:
         *_runs(report["contiguous"], failures["contiguous"]),
         ("integrity", _counts(integrity, "checks", "faults")),
         *injected,
+        *_reuse_lines(report["reuse"]),
         (
             "time",
             f"{count(report['steps'])} steps in {seconds(report['wall_s'])}, "
             f"{seconds(report['engine_s'])} of it in the engine",
         ),
     )
-    return "\n".join(f"{title:<15}{text}" for title, text in lines)
+    return "\n".join(f"{title:<15}{text}".rstrip() for title, text in (*lines, *_advice_lines(report["advice"])))
+
+
+def _reuse_lines(reuse: Mapping[str, Any] | None) -> tuple[tuple[str, str], ...]:
+    if reuse is None or not reuse["query_blocks"]:
+        return ()
+    ratios = "   ".join(f"{count(p['blocks'])}: {percent(p['hit_ratio'])}" for p in reuse["predictions"])
+    off = reuse["error_ratio"]
+    kind = (
+        "exact" if reuse["exact"] else "estimates" + ("" if off is None else f", off by {off * 100:+.1f} points here")
+    )
+    return (("hits by blocks", f"{ratios}   ({kind})"),)
+
+
+def _advice_lines(advice: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the advice as a block of its own, one wrapped paragraph a topic."""
+    lines = []
+    for item in advice:
+        lines.append(("", ""))
+        mark = {"fine": "", "advice": "Advice: ", "warning": "Warning: "}[item["severity"]]
+        wrapped = textwrap.wrap(mark + item["text"], _WIDTH - 15, break_on_hyphens=False)
+        lines += [(item["topic"] if i == 0 else "", text) for i, text in enumerate(wrapped)]
+    return lines
 
 
 def _runs(contiguous: Report, failures: int) -> list[tuple[str, str]]:

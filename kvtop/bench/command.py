@@ -48,7 +48,10 @@ def run_bench_replay(trace: str | None, block_counts: Sequence[int], *, rounds: 
 
 def replay_engine(path: Path, num_blocks: int) -> Mapping[str, Any]:
     """Replay a trace serially on a new engine, reading included, and return the counts that have one right answer."""
-    options = EngineOptions(num_blocks=num_blocks, num_swap_blocks=0, geometry="tiny", trace=str(path), serial=True)
+    # The plain replay predicts nothing for other sizes, so the engine does not either.
+    options = EngineOptions(
+        num_blocks=num_blocks, num_swap_blocks=0, geometry="tiny", trace=str(path), serial=True, reuse_distances=False
+    )
     engine, _notes = build_engine(options)
     try:
         drive(engine, Bounds(), speed=None, stop=lambda: None, after_turn=lambda _now_s: None)

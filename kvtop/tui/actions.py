@@ -63,6 +63,9 @@ ACTIONS: Final = (
     Action("deselect", ("escape",), "Esc", "", "deselect; back to the map", "look"),
     Action("zoom", ("z",), "z", "zoom", "map scale: all blocks, half a cell a block, a cell a block", "look", rank=10),
     Action("go_to_block", ("g",), "g", "go to", "move the cursor to a block by its id", "look", rank=17),
+    Action(
+        "advice", ("a",), "a", "advice", "what the measurements suggest, and the hits at other sizes", "look", rank=21
+    ),
     Action("show('map')", ("1",), "1 2 3", "", "go to the map, the sequences, the events", "look"),
     Action("show('sequences')", ("2",), "2", "seqs", "", "look", rank=11),
     Action("show('events')", ("3",), "3", "events", "", "look", rank=20),

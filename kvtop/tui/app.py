@@ -61,6 +61,7 @@ from kvtop.tui.actions import Action, action_of, bindings
 from kvtop.tui.background import Background
 from kvtop.tui.look import BACKGROUND, AsciiFilter, Look, detect_look
 from kvtop.tui.messages import BackgroundCrashed, CommandFinished, Connected, ConnectFailed, PlanReady, ViewChanged
+from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.ask import AskNumber
 from kvtop.tui.screens.help import HelpScreen
 from kvtop.tui.screens.sheet import ActionSheet, Choice, NumberField
@@ -357,6 +358,8 @@ class KvtopApp(App[None]):
         base.query_one(EventLine).show(view)
         base.query_one(TooSmall).show(view)
         base.query_one(Footer).redraw()
+        if isinstance(self.screen, AdviceScreen):
+            self.screen.show(view)
         self._show_inspector()
 
     def _show_inspector(self) -> None:
@@ -408,6 +411,9 @@ class KvtopApp(App[None]):
 
     def action_help(self) -> None:
         self.push_screen(HelpScreen(self.look, self.refusal))
+
+    def action_advice(self) -> None:
+        self.push_screen(AdviceScreen(self.look, self.view))
 
     def action_move(self, way: str) -> None:
         focused = self.focused

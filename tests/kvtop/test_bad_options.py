@@ -94,6 +94,7 @@ FLAGS = {
     "--skip-bad",
     "--serial",
     "--no-prefix-cache",
+    "--no-reuse-distances",
     "--stamp",
     "--until-done",
     "--json",

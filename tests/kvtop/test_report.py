@@ -43,6 +43,8 @@ KEYS = {
     },
     "integrity": {"checks", "faults"},
     "injected": set(FAULT_KINDS),
+    "reuse": None,
+    "advice": None,
     "wall_s": None,
     "engine_s": None,
 }

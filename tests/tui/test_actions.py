@@ -31,11 +31,14 @@ from allocator.commands import (
     VerifyContents,
 )
 from allocator.plans import Outcome, Plan
+from allocator.reuse import Prediction, ReuseSummary
+from allocator.workload_facts import WorkloadFacts
 from kvtop.attachment import Attachment
 from kvtop.errors import SourceError
 from kvtop.tui.actions import ACTIONS
 from kvtop.tui.app import next_speed
 from kvtop.tui.messages import PlanReady
+from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.ask import AskNumber
 from kvtop.tui.screens.help import HelpScreen
 from kvtop.tui.screens.sheet import ActionSheet
@@ -521,6 +524,46 @@ async def test_a_source_without_operations_refuses_at_the_door():
         assert c.operations.applied == []
         await c.press("question_mark")
         assert "not here: attached read-only" in c.app.screen.text().plain
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+async def test_action_advice(size):
+    def reading(step: int, finished: int):
+        observation = scripted_observation(step=step)
+        facts = WorkloadFacts(
+            num_finished=finished, finished_tokens=100 * finished,
+            blocks_at_half=13 * finished, blocks_at_size=7 * finished, blocks_at_double=4 * finished,
+        )  # fmt: skip
+        reuse = ReuseSummary(
+            False, 2000, 10, None, (Prediction(512, 100), Prediction(1024, None), Prediction(2048, 1900))
+        )
+        return replace(observation, snapshot=msgspec.structs.replace(observation.snapshot, facts=facts, reuse=reuse))
+
+    source = FocusedSource([reading(1000, 40), reading(1040, 41)])
+    async with console(size=size, source=source) as c:
+        await c.press("a")
+        screen = c.app.screen
+        assert isinstance(screen, AdviceScreen)
+        assert "Block size" in c.screen_text()
+        assert "40 finished sequences of 100 tokens" in " ".join(screen.text().plain.split())
+        assert "2,048  95.0% █" in screen.text().plain
+        assert "1,024      — \n" in screen.text().plain
+        await c.poll(after_s=1.0)
+        assert "41 finished sequences" in screen.text().plain  # it follows the engine
+        await c.press("j", "k", "S")
+        assert c.app.screen is screen
+        await c.press("a")
+        assert len(c.app.screen_stack) == 1
+        assert c.operations.planned == []
+
+
+async def test_advice_without_data_says_so():
+    async with console() as c:
+        await c.press("a")
+        text = c.app.screen.text().plain
+        assert "Watermark" in text  # the scripted engine has preempted
+        assert "Block size" not in text
+        assert "Hit ratio" not in text
 
 
 # Program ------------------------------------------------------------------------------------------------------------
