@@ -57,6 +57,7 @@ class EngineConfig:
         max_running: Sequences that may run at once.
         serial: Each request alone, in file order, arrival times ignored.
         stamp: Write a pattern into every slot and check it.
+        verify: What is computed is compared, so that a changed slot is found without stamps.
         seed: Seed of everything random.
         inject: Faults to strike at random, each kind once, with its probability at each step or copy.
     """
@@ -85,6 +86,7 @@ class EngineConfig:
     max_running: int = 256
     serial: bool = False
     stamp: bool = False
+    verify: bool = False
     seed: int = 0
     inject: FaultRates = ()
 
@@ -133,7 +135,7 @@ class EngineConfig:
             return "there is no host tier (--swap-blocks 0)"
         if FAULTS[kind].caught_by == 5 and self.geometry == "none":
             return "--geometry none keeps no contents; choose a geometry, such as tiny"
-        if FAULTS[kind].caught_by == 5 and not self.stamp:
+        if FAULTS[kind].caught_by == 5 and not (self.stamp or self.verify):
             return "nothing could catch it without --stamp"
         return None
 

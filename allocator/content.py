@@ -1,8 +1,8 @@
 """What a sequence's tokens are: requests, and the content that gives blocks their keys and stamps.
 
-A content knows a whole stream, prompt then output, because an embedded workload decides
-both beforehand. Three kinds: real tokens (chat), block ids from a trace,
-and lengths alone. Attached programs bring their tokens as they go: ``GrowingTokens``.
+Most contents know a whole stream, prompt then output, because an embedded workload decides both
+beforehand: real tokens (chat), block ids from a trace, and lengths alone. A generated one knows its prompt, and
+learns its output from whoever computes it. Attached programs bring their tokens as they go: ``GrowingTokens``.
 """
 
 from __future__ import annotations
@@ -74,6 +74,96 @@ class TokenContent:
     def forked(self, at: int, nonce: int) -> Content:
         own = OpaqueContent(self.num_tokens, nonce).tokens(at, self.num_tokens)
         return TokenContent(np.concatenate((self.stream[:at], own)), self.salt)
+
+
+class GeneratedContent:
+    """A prompt, and output that a model appends token by token: keys are made as blocks become known.
+
+    Args:
+        prompt: The tokens known from the start, below ``vocabulary``. [p]
+        num_output: Tokens to be generated after them.
+        vocabulary: Number of different tokens, at least 2.
+        salt: Goes into its keys.
+        nonce: Makes the first generated token another than the one appended; ``None`` takes it as it is.
+
+    Attributes:
+        stream: All tokens; those from ``num_known`` on are not known yet. [num_tokens]
+        num_known: Leading tokens that are known.
+    """
+
+    __slots__ = (
+        "_chain",
+        "_keys",
+        "_keys_made_for",
+        "nonce",
+        "num_known",
+        "num_prompt",
+        "salt",
+        "stream",
+        "vocabulary",
+    )
+
+    def __init__(
+        self, prompt: TokenArray, num_output: int, *, vocabulary: int, salt: bytes = b"", nonce: int | None = None
+    ) -> None:
+        self.stream = np.zeros(len(prompt) + num_output, np.int32)
+        self.stream[: len(prompt)] = prompt
+        self.num_prompt = self.num_known = len(prompt)
+        self.vocabulary, self.salt, self.nonce = vocabulary, salt, nonce
+        self._keys: list[BlockKey] = []
+        self._keys_made_for: tuple[int, KeyHash] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.stream)
+
+    def append(self, token: int) -> None:
+        """Take the token that follows those known; what follows the last one is dropped."""
+        if self.num_known == len(self.stream):
+            return
+        if self.nonce is not None and self.num_known == self.num_prompt:
+            token = (token + 1 + self.nonce % (self.vocabulary - 1)) % self.vocabulary
+        self.stream[self.num_known] = token
+        self.num_known += 1
+        self._add_keys()
+
+    def keys(self, block_size: int, key_hash: KeyHash = "xxh3") -> Sequence[BlockKey]:
+        """Return the keys of the blocks that are known; the list grows with them."""
+        if self._keys_made_for != (block_size, key_hash):
+            self._keys_made_for = block_size, key_hash
+            self._keys, self._chain = [], KeyChain(block_size, self.salt, key_hash)
+            self._add_keys()
+        return self._keys
+
+    def exact_tokens(self) -> TokenArray | None:
+        return self.stream
+
+    def tokens(self, start: int, stop: int) -> TokenArray:
+        """Return tokens ``start`` to ``stop``.
+
+        Raises:
+            IndexError: Some are not known yet.
+        """
+        if stop > self.num_known:
+            raise IndexError(f"{self.num_known} tokens are known, {stop} were asked for")
+        return self.stream[start:stop]
+
+    def forked(self, at: int, nonce: int) -> Content:
+        # A prompt stays whole, even where part of it is yet to be computed; the next token is changed.
+        kept = max(at, self.num_prompt)
+        own = len(self.stream) - kept
+        child = GeneratedContent(self.stream[:kept], own, vocabulary=self.vocabulary, salt=self.salt, nonce=nonce)
+        if self.num_known > kept:
+            child.append(int(self.stream[kept]))
+        return child
+
+    def _add_keys(self) -> None:
+        if self._keys_made_for is None:
+            return
+        size = self._keys_made_for[0]
+        known = self.num_known // size
+        if known > len(self._keys):
+            self._keys += self._chain.extend(self.stream[len(self._keys) * size : known * size])
 
 
 class KeyedContent:

@@ -224,7 +224,7 @@ def _plan(engine: Engine, command: Command) -> Plan:
             check_ratio("threshold", threshold_ratio)
             return Plan(summary=f"compaction {mode}, threshold {threshold_ratio:g}")
         case VerifyContents():
-            what = "every law and every slot" if engine.config.stamp else "every law (contents need --stamp)"
+            what = "every law and every slot" if engine.compute is not None else "every law (contents need --stamp)"
             return Plan(summary=f"verify {what}")
         case InjectFault():
             return engine.faults.plan(engine, command)
@@ -295,7 +295,7 @@ def _apply(engine: Engine, command: Command) -> str:
             return f"compaction set to {mode}, threshold {threshold_ratio:g}"
         case VerifyContents():
             engine.check()
-            return "every law holds" + (" and every slot reads back" if engine.config.stamp else "")
+            return "every law holds" + (" and every slot reads back" if engine.compute is not None else "")
         case InjectFault():
             return engine.faults.inject(engine, command)
         case _:

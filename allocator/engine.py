@@ -24,8 +24,9 @@ from allocator.block_map import BlockArrays
 from allocator.clients import AttachedSequence, ClientRegistry
 from allocator.commands import Command
 from allocator.compactor import Compactor
+from allocator.compute import Compute, Stamps
 from allocator.config import STEP_S, EngineConfig
-from allocator.content import AdjustableLoad, Request, slot_stamps
+from allocator.content import AdjustableLoad, Request
 from allocator.errors import InvariantViolation, NoContiguousRun, OutOfBlocks, Refused, StorageError
 from allocator.events import Event, EventKind
 from allocator.executor import Executor
@@ -68,6 +69,8 @@ class Engine:
         workload: Name of what drives it.
         make_request: Makes a synthetic request from (prompt tokens, output tokens, nonce), for ``SubmitLoad``.
         storage: Where keys and values lie; by default torch tensors, or none for geometry ``none``.
+        make_compute: Makes what fills the slots of a storage; by default stamps where the configuration asks for
+            them, else nothing.
 
     Raises:
         ConfigError: A setting cannot be met here.
@@ -84,14 +87,19 @@ class Engine:
         make_request: Callable[[int, int, int], Request] | None = None,
         storage: Storage | None = None,
         load: AdjustableLoad | None = None,
+        make_compute: Callable[[BlockManager, Storage], Compute] | None = None,
     ) -> None:
         self.config = config
         self.load = load
         self.source, self.workload = source, workload
         self.make_request = make_request
-        faulty = FaultyStorage(storage or _make_storage(config), rates=dict(config.inject), seed=config.seed)
+        storage = storage or _make_storage(config)
+        faulty = FaultyStorage(storage, rates=dict(config.inject), seed=config.seed)
         self.manager = BlockManager(config, faulty)
         self.faults = FaultInjector(config, faulty)
+        if make_compute is None and config.stamp:
+            make_compute = Stamps
+        self.compute = None if make_compute is None else make_compute(self.manager, storage)
         self.scheduler = Scheduler(config.policy)
         self.deadlines = Deadlines()
         self.thrash = ThrashGuard(config.max_running)
@@ -211,8 +219,8 @@ class Engine:
         steps = 1 if short or scheduler.prefilling else self._quiet_steps(decoding, stops, budget)
         self.measures.facts.turn(len(scheduler.running), None if short else self._blocked(), steps)
         if len(decoding):
-            if self.config.stamp:
-                self._stamp_decoded(decoding, steps)
+            if self.compute is not None:
+                self.compute.decode([scheduler.by_row[row] for row in decoding.tolist()], steps)
             manager.write(decoding, steps)
             self._counters.generated_tokens += steps * len(decoding)
         for chunk in chunks:
@@ -225,6 +233,8 @@ class Engine:
         if self.compact == "auto" and self.step >= self.compactor.auto.next_look:
             self.compactor.look()
             self._tell_evictions()
+        if self.compute is not None:
+            self._settle(self.compute, steps)
         return steps
 
     def _blocked(self) -> Blocked | None:
@@ -727,27 +737,13 @@ class Engine:
 
     # -- execution and commit ------------------------------------------------------------------------
 
-    def _stamp_decoded(self, rows: IdArray, steps: int) -> None:
-        manager = self.manager
-        slots, tokens, positions = [], [], []
-        for row in rows.tolist():
-            start = int(manager.tables.num_tokens[row])
-            slots.append(manager.slots("device", row, start, start + steps))
-            tokens.append(self.scheduler.by_row[row].content.tokens(start, start + steps))
-            positions.append(np.arange(start, start + steps, dtype=np.int64))
-        stamps = slot_stamps(np.concatenate(tokens), np.concatenate(positions))
-        manager.storage.write_stamps("device", np.concatenate(slots), stamps)
-
     def _compute(self, chunk: Chunk) -> None:
-        """Write the tokens of a chunk."""
+        """Compute the tokens of a chunk."""
         sequence, start, stop = chunk
-        assert sequence.row is not None
         if sequence.resumed:
             self._counters.recomputed_tokens += max(0, min(stop, sequence.num_computed) - start)
-        if self.config.stamp and start < stop:
-            slots = self.manager.slots("device", sequence.row, start, stop)
-            stamps = slot_stamps(sequence.content.tokens(start, stop), np.arange(start, stop, dtype=np.int64))
-            self.manager.storage.write_stamps("device", slots, stamps)
+        if self.compute is not None:
+            self.compute.prefill(sequence, start, stop)
         if stop == sequence.num_target:
             self._finish(sequence)
         elif stop >= sequence.num_tokens:
@@ -904,7 +900,7 @@ class Engine:
         return outcome
 
     def check(self) -> None:
-        """Check every law, and in stamp mode all contents.
+        """Check every law, and all contents where something was computed.
 
         Raises:
             InvariantViolation: The first law found broken; it is counted too.
@@ -912,17 +908,31 @@ class Engine:
         self._counters.integrity_checks += 1
         try:
             invariants.check_manager(self.manager)
-            if self.config.stamp:
+            if self.compute is not None:
                 with self.manager.lock:
-                    holders: list[invariants.Holder] = [*self.unfinished(), *self.clients.sequences()]
-                    invariants.check_contents(self.manager, holders)
+                    self.compute.check([*self.unfinished(), *self.clients.sequences()])
         except InvariantViolation as violation:
-            self._counters.integrity_faults += 1
-            by_law = list(self._counters.faults_by_law)
-            by_law[violation.law] += 1
-            self._counters.faults_by_law = tuple(by_law)
-            self.emit("fault", str(violation))
+            self._count_fault(violation)
             raise
+
+    def _settle(self, compute: Compute, steps: int) -> None:
+        """End what was computed in these steps.
+
+        Raises:
+            InvariantViolation: It differs from what a contiguous cache gives; it is counted, and the steps stand.
+        """
+        try:
+            compute.settle(steps)
+        except InvariantViolation as violation:
+            self._count_fault(violation)
+            raise
+
+    def _count_fault(self, violation: InvariantViolation) -> None:
+        self._counters.integrity_faults += 1
+        by_law = list(self._counters.faults_by_law)
+        by_law[violation.law] += 1
+        self._counters.faults_by_law = tuple(by_law)
+        self.emit("fault", str(violation))
 
     def unfinished(self) -> list[Sequence]:
         """Return running sequences by arrival, then waiting ones in queue order."""
@@ -984,6 +994,7 @@ class Engine:
             timings=self._timings(),
             facts=self.measures.facts.facts(self._longest_wait()),
             reuse=self.measures.predictions(is_final=phase != "running"),
+            verified=None if self.compute is None else self.compute.verified,
         )
 
     def _notes(self) -> tuple[str, ...]:

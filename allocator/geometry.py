@@ -1,7 +1,8 @@
 """Model geometries: how many bytes of keys and values a token takes. Pure data.
 
 The presets follow the published model configurations (layers, key-value heads, head
-dimension); ``tiny`` is ours, small enough that a pool fits a laptop.
+dimension). ``tiny`` is ours, small enough that a pool fits a laptop; so is ``model``, the small transformer of the
+workload of that name.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ _PRESETS: Final = (
     Geometry("qwen-2.5-7b", 28, 2, 4, 128, "bf16"),
     Geometry("mistral-7b", 32, 2, 8, 128, "bf16"),
     Geometry("deepseek-v3", 61, 1, 1, 576, "bf16"),
+    Geometry("model", 2, 2, 2, 16, "fp32"),
 )
 GEOMETRIES: Final = {g.name: g for g in _PRESETS}
 #: ``none`` keeps books only: no tensors, no copies, no stamps.

@@ -19,40 +19,32 @@ from allocator.config import KeyHash
 from allocator.ids import BlockKey
 
 
-def chain_keys(
-    tokens: NDArray[np.int32], block_size: int, salt: bytes = b"", algorithm: KeyHash = "xxh3"
-) -> list[BlockKey]:
-    """Return the key of every full block of ``tokens``. [len(tokens) // block_size], 16 bytes each
+class KeyChain:
+    """Makes the keys of one stream's full blocks in order, as its tokens become known.
 
     Args:
-        tokens: The stream from its first token. [n] int32
         block_size: Tokens a block.
         salt: Isolates tenants: other salts give other keys.
         algorithm: ``xxh3``, or ``sha256`` where keys must not be forged.
     """
-    return KeyChain(block_size, salt, algorithm).extend(tokens)
-
-
-class KeyChain:
-    """The chain of keys of one stream, to be extended as the stream grows; arguments as in ``chain_keys``."""
 
     def __init__(self, block_size: int, salt: bytes = b"", algorithm: KeyHash = "xxh3") -> None:
         self._step = 4 * block_size
-        digest = xxhash.xxh3_128_digest
-        self._parent = digest(salt)
+        self._parent = xxhash.xxh3_128_digest(salt)
         # One running hash: its digest after a block is a hash of the whole prefix.
-        self._state = None if algorithm == "xxh3" else hashlib.sha256(hashlib.sha256(salt).digest())
+        self._state = hashlib.sha256(hashlib.sha256(salt).digest()) if algorithm == "sha256" else None
 
     def extend(self, tokens: NDArray[np.int32]) -> list[BlockKey]:
-        """Return the keys of the next full blocks; tokens beyond them are left out. [len(tokens) // block_size]"""
+        """Return the keys of the next full blocks, 16 bytes each; tokens after the last of them are left out. [n]"""
         data = np.ascontiguousarray(tokens, np.int32).tobytes()
-        pieces = struct.unpack_from(f"{self._step}s" * (len(data) // self._step), data)
-        if self._state is None:
+        step, state = self._step, self._state
+        pieces = struct.unpack_from(f"{step}s" * (len(data) // step), data)
+        if state is None:
             digest, parent = xxhash.xxh3_128_digest, self._parent
             keys = [parent := digest(parent + piece) for piece in pieces]
             self._parent = parent
             return keys
-        keys, state = [], self._state
+        keys = []
         for piece in pieces:
             state.update(piece)
             keys.append(state.digest()[:16])
@@ -63,3 +55,17 @@ class KeyChain:
         other = copy.copy(self)
         other._state = None if self._state is None else self._state.copy()
         return other
+
+
+def chain_keys(
+    tokens: NDArray[np.int32], block_size: int, salt: bytes = b"", algorithm: KeyHash = "xxh3"
+) -> list[BlockKey]:
+    """Return the key of every full block of ``tokens``. [len(tokens) // block_size], 16 bytes each
+
+    Args:
+        tokens: The stream from its first token. [n] int32
+        block_size: Tokens a block.
+        salt: Isolates tenants: other salts give other keys.
+        algorithm: As in ``KeyChain``.
+    """
+    return KeyChain(block_size, salt, algorithm).extend(tokens)

@@ -436,12 +436,13 @@ class BlockManager:
             if num_blocks >= self.device.num_blocks:
                 return MovePlan()
             # A resize waits for the copies under way, so their fences do not count here.
-            shape = self.shape()
-            pinned = self.device.facts.flags & np.uint8(BlockFlag.PINNED)
-            return plan_shrink(
-                PoolShape(self.device.facts.state, pinned, shape.eviction_order, shape.slab_size, self.fixed_blocks()),
-                num_blocks,
-            )
+            facts = self.device.facts
+            pinned = facts.flags & np.uint8(BlockFlag.PINNED)
+            # Cached blocks behind fences are in no eviction order; by then they are back at its end.
+            fenced = np.flatnonzero((facts.state == CACHED) & (facts.flags != 0) & (pinned == 0))
+            order = np.concatenate((self.device.eviction_order(), fenced))
+            shape = PoolShape(facts.state, pinned, order, self.device.slab_size, self.fixed_blocks())
+            return plan_shrink(shape, num_blocks)
 
     def resize(self, num_blocks: int) -> MovePlan:
         """Grow the device pool, or drain and shrink it; return the moves made.

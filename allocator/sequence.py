@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = "collections.abc.Sequence[BlockKey]"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """One request.
 
@@ -26,7 +26,7 @@ class Sequence:
         label: Where it comes from.
         num_prompt: Prompt tokens.
         num_target: Tokens at which it finishes.
-        keys: Keys of the leading full blocks that can be found by content. [0..n]
+        keys: Keys of the leading full blocks that can be found by content; grows with generated tokens. [0..n]
         tokens: Tokens to be compared on a hit; ``None`` where keys are exact by themselves.
         arrived_step: When it was submitted.
         status: Where it is in its life.

@@ -146,6 +146,20 @@ class SequenceRow(msgspec.Struct, frozen=True):
     priority: int = 0
 
 
+class Verified(msgspec.Struct, frozen=True):
+    """What was computed from the pool and, beside it, from a contiguous cache.
+
+    Attributes:
+        steps: Engine steps in which every computed token was compared.
+        tokens: Tokens compared.
+        max_difference: Largest absolute difference of any of their logits; infinite where one was not a number.
+    """
+
+    steps: int
+    tokens: int
+    max_difference: float
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The engine at a step boundary; block arrays travel beside it, through the block map.
 
@@ -169,6 +183,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         facts: What advice needs besides the counters.
         reuse: Hits predicted at other pool sizes; ``None`` where they are not followed. While the engine runs they may
             be a hundredth of the queries behind.
+        verified: What was verified; ``None`` when nothing is.
         notes: Things a user should know that are not events, such as a host tier below half the pool.
         compactions: The latest compactions, oldest first, at most ``MAX_COMPACTIONS``.
         running_limit: Sequences that may run at once on account of thrash; ``None`` is no such limit.
@@ -207,6 +222,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     timings: Timings | None = None
     facts: WorkloadFacts = WorkloadFacts()
     reuse: ReuseSummary | None = None
+    verified: Verified | None = None
 
 
 #: Rows of the sequences table carried at most; the counts are always of all.

@@ -1,4 +1,4 @@
-"""TorchStorage: keys and values as torch tensors in slabs, on a CPU or a GPU. The only file that imports torch.
+"""TorchStorage: keys and values as torch tensors in slabs, on a CPU or a GPU. The allocator's one import of torch.
 
 A block is one contiguous piece, laid out [row, token, element], where a row is one layer's keys or
 values; so moving a block is one copy whatever the model.
@@ -20,6 +20,57 @@ from allocator.plans import CopyJob
 from allocator.storage import copy_runs
 
 _STAMP_BYTES = 8
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp32": torch.float32}
+
+
+class Pages:
+    """One sequence's keys and values as a model sees them: by layer and position, found through its block table.
+
+    Holds while the table and the pool stay as they are, so make it anew in every step.
+
+    Args:
+        storage: Where they lie.
+        tier: In which tier.
+        block_ids: The sequence's block table. [n]
+    """
+
+    def __init__(self, storage: TorchStorage, tier: Tier, block_ids: NDArray[np.int64]) -> None:
+        geometry = storage.geometry
+        self._block_size, self._parts = storage.block_size, geometry.num_parts
+        self._token_shape = (geometry.num_heads, geometry.head_dim)
+        layers, n = geometry.num_layers, len(block_ids)
+        slabs, local = np.divmod(block_ids, storage.slab_size)
+        self._places = list(zip(slabs.tolist(), local.tolist(), strict=True))
+        self._elements: dict[int, torch.Tensor] = {}
+        self._pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+        order = []
+        # Where each layer's parts of each block are, in rows of one part of one block: [layer, part, block].
+        wanted = np.arange(layers * self._parts).reshape(layers, self._parts, 1)
+        for slab in np.flatnonzero(np.bincount(slabs)).tolist():
+            elements = storage.elements(tier, slab)
+            chosen = np.flatnonzero(slabs == slab)
+            rows = (local[chosen] * (layers * self._parts) + wanted).reshape(layers, -1)
+            self._elements[slab] = elements
+            self._pieces.append((elements.view(-1, elements[0, 0, 0].numel()), _index(rows, elements.device)))
+            order.append((np.arange(self._parts)[:, None] * n + chosen).ravel())
+        # The pieces of several slabs come one after the other; this puts their rows in order.
+        self._order = None if len(order) < 2 else _index(np.argsort(np.concatenate(order)), elements.device)
+
+    def write(self, layer: int, position: int, values: torch.Tensor) -> None:
+        """Write one token's keys and values of a layer. [parts, heads, head_dim]"""
+        block, offset = divmod(position, self._block_size)
+        slab, local = self._places[block]
+        self._elements[slab][local, layer, :, offset] = values
+
+    def read(self, layer: int, num_tokens: int) -> torch.Tensor:
+        """Return the first tokens' keys and values of a layer, gathered block by block.
+
+        Returns:
+            A copy. [parts, num_tokens, heads, head_dim]
+        """
+        found = [rows.index_select(0, index[layer]) for rows, index in self._pieces]
+        gathered = found[0] if self._order is None else torch.cat(found).index_select(0, self._order)
+        return gathered.view(self._parts, -1, *self._token_shape)[:, :num_tokens]
 
 
 class TorchStorage:
@@ -126,6 +177,16 @@ class TorchStorage:
         mask = int(np.uint64(1 << at).view(np.int64))
         self._words(tier, slab)[local, row % self.geometry.num_rows, offset, 0] ^= mask
 
+    def pages(self, tier: Tier, block_ids: NDArray[np.int64]) -> Pages:
+        """Return the keys and values behind a block table of at least one block. [n]"""
+        return Pages(self, tier, block_ids)
+
+    def elements(self, tier: Tier, slab: int) -> torch.Tensor:
+        """Return a slab as numbers, a view: [slab_blocks, layers, parts, block_size, heads, head_dim]."""
+        g = self.geometry
+        shape = (self.slab_size, g.num_layers, g.num_parts, self.block_size, g.num_heads, g.head_dim)
+        return self._slabs[tier][slab].view(_DTYPES[g.dtype]).view(shape)
+
     def close(self) -> None:
         for slabs in self._slabs.values():
             slabs.clear()
@@ -167,6 +228,10 @@ class TorchStorage:
             chosen = np.flatnonzero(slabs == slab)
             found.append((slab, local[chosen], offsets[chosen], chosen))
         return found
+
+
+def _index(positions: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(positions).to(device)
 
 
 def _find_device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""Contents: keys, tokens and forks of the three kinds."""
+"""Contents: keys, tokens and forks of every kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import inspect
 import numpy as np
 import pytest
 
-from allocator.content import KeyedContent, OpaqueContent, Request, TokenContent, mix64, slot_stamps
+from allocator.content import (
+    GeneratedContent,
+    KeyedContent,
+    OpaqueContent,
+    Request,
+    TokenContent,
+    mix64,
+    slot_stamps,
+)
 from allocator.hashing import chain_keys
 
 STREAM = np.arange(50, dtype=np.int32)
@@ -105,3 +113,53 @@ def test_mixing_is_splitmix64():
 def test_a_request_knows_its_output():
     request = Request(make("tokens"), 20)
     assert (request.num_output, request.arrival_s, request.label) == (30, 0.0, "")
+
+
+def generated(known: int, prompt: int = 12, nonce: int | None = None) -> GeneratedContent:
+    content = GeneratedContent(STREAM[:prompt], 50 - prompt, vocabulary=256, salt=b"s", nonce=nonce)
+    for token in STREAM[prompt:known].tolist():
+        content.append(token)
+    return content
+
+
+@pytest.mark.parametrize("key_hash", ["xxh3", "sha256"])
+def test_keys_of_generated_tokens_come_as_blocks_become_known(key_hash):
+    content = generated(12)
+    keys = content.keys(5, key_hash)
+    expected = chain_keys(STREAM, 5, b"s", key_hash)
+    for known in range(12, 51):
+        assert content.num_known == known
+        assert list(keys) == expected[: known // 5]
+        content.append(known)
+    assert content.num_known == 50, "what follows the last token is dropped"
+    assert content.exact_tokens().tolist() == STREAM.tolist()
+    assert content.keys(5, key_hash) is keys
+    assert content.keys(10, key_hash) == chain_keys(STREAM, 10, b"s", key_hash)
+
+
+def test_a_token_that_is_not_known_yet_cannot_be_read():
+    content = generated(20)
+    assert content.tokens(0, 20).tolist() == STREAM[:20].tolist()
+    with pytest.raises(IndexError, match="20 tokens are known, 21 were asked for"):
+        content.tokens(19, 21)
+
+
+@pytest.mark.parametrize(("known", "at", "kept"), [(30, 29, 29), (30, 20, 20), (12, 12, 12), (12, 7, 12), (30, 7, 12)])
+def test_a_fork_of_generated_tokens_takes_another_token_next(known, at, kept):
+    parent = generated(known)
+    before = parent.stream.tolist()
+    forks = [parent.forked(at, nonce) for nonce in (0, 1, 255, 1000)]
+    for fork in forks:
+        assert fork.num_tokens == 50
+        assert fork.num_known == (kept + 1 if known > kept else kept)
+        if fork.num_known == kept:
+            fork.append(kept)
+        assert fork.stream[:kept].tolist() == STREAM[:kept].tolist()
+        assert fork.stream[kept] != STREAM[kept]
+        assert 0 <= fork.stream[kept] < 256
+        fork.append(99)
+        assert fork.stream[kept + 1] == 99
+        assert list(fork.keys(5)) == chain_keys(fork.stream[: kept + 2], 5, b"s")
+    assert forks[0].stream[kept] != forks[1].stream[kept]
+    assert forks[0].stream[kept] == forks[2].stream[kept], "255 is 0 again where 256 tokens are known"
+    assert parent.stream.tolist() == before

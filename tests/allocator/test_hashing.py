@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import xxhash
 
-from allocator.hashing import chain_keys
+from allocator.hashing import KeyChain, chain_keys
 
 TOKENS = np.arange(100, 150, dtype=np.int32)
 
@@ -53,3 +54,11 @@ def test_the_same_in_another_process():
     code += "print(chain_keys(np.arange(100, 150, dtype=np.int32), 10)[-1].hex())"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert out.strip() == chain_keys(TOKENS, 10)[-1].hex()
+
+
+@pytest.mark.parametrize("algorithm", ["xxh3", "sha256"])
+def test_a_chain_goes_on_where_it_stopped(algorithm):
+    chain = KeyChain(4, b"s", algorithm)
+    pieces = [chain.extend(TOKENS[start:stop]) for start, stop in ((0, 8), (8, 8), (8, 11), (8, 32), (32, 50))]
+    assert [len(piece) for piece in pieces] == [2, 0, 0, 6, 4]
+    assert [key for piece in pieces for key in piece] == chain_keys(TOKENS, 4, b"s", algorithm)

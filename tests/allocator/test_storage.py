@@ -215,3 +215,35 @@ def test_copy_runs_are_the_fewest_and_stay_within_slabs(data, source_slab, desti
         pairs.get(s - 1) != d - 1 or s % source_slab == 0 or d % destination_slab == 0 for s, d in pairs.items()
     )
     assert len(runs) == heads
+
+
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+)
+SHAPES = [GEOMETRIES["model"], Geometry("one part", 3, 1, 2, 4, "bf16")]
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("geometry", SHAPES, ids=str)
+@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("table", [[2], [0, 1, 2, 3], [9, 1, 5, 4, 0], [6, 7, 2]], ids=str)
+def test_pages_find_each_token_through_the_block_table(table, tier, geometry, device):
+    storage = TorchStorage(geometry, BLOCK_SIZE, device, SLAB)
+    storage.resize(tier, 10)
+    pages = storage.pages(tier, np.array(table))
+    shape = (geometry.num_parts, geometry.num_heads, geometry.head_dim)
+    written = {}
+    for position in range(len(table) * BLOCK_SIZE):
+        for layer in range(geometry.num_layers):
+            values = torch.randn(shape).to(storage.elements(tier, 0))
+            written[layer, position] = values
+            pages.write(layer, position, values)
+    for layer in range(geometry.num_layers):
+        for count in range(1, len(table) * BLOCK_SIZE + 1):
+            found = storage.pages(tier, np.array(table)).read(layer, count)
+            assert torch.equal(found, torch.stack([written[layer, p] for p in range(count)], 1))
+    # The same numbers, found without pages.
+    for (layer, position), values in written.items():
+        slab, local = divmod(table[position // BLOCK_SIZE], SLAB)
+        assert torch.equal(storage.elements(tier, slab)[local, layer, :, position % BLOCK_SIZE], values)
+    storage.close()
