@@ -211,7 +211,7 @@ _ENGINE_OPTIONS: Final = (
         "--geometry",
         type=_one_of(*GEOMETRY_NAMES),
         metavar="NAME",
-        help=f"Bytes of a token: {', '.join(GEOMETRY_NAMES)} (tiny); none keeps books only.",
+        help=f"Bytes of a token: {', '.join(GEOMETRY_NAMES)} (tiny, or model's own); none keeps books only.",
     ),
     _option("--device", metavar="auto|cpu|cuda[:I]", help="Where the device pool lies (auto)."),
     _option("--swap-blocks", "num_swap_blocks", type=_whole(0, MAX_BLOCKS), help="Host pool size; 0 is none."),
@@ -223,6 +223,7 @@ _ENGINE_OPTIONS: Final = (
         help="Synthetic workloads with their weights: chat, or chat:3+rag (chat); --list-workloads names them.",
     ),
     _option("--workload-file", metavar="FILE", help="Synthetic workloads with parameters, as TOML."),
+    _option("--verify", is_flag=True, help="Compare all that model computes with a contiguous cache."),
     _option("--requests", "num_requests", type=_whole(1, 2**53), help="End a synthetic workload after N requests."),
     _option("--rate", "rate_scale", type=_SCALE, metavar="R", help="Requests come R times as fast (1)."),
     _option("--size", "size_scale", type=_SCALE, metavar="R", help="Requests are R times as long (1)."),
@@ -368,16 +369,16 @@ def run_command(ctx: click.Context, /, **params: Any) -> int:
 def check_command(ctx: click.Context, /, threads: int | None, **params: Any) -> int:
     """Run with every law checked after every step; exit code 1 on a fault.
 
-    With storage, every slot carries a stamp and is read back too (--stamp is implied). Of the faults that --inject
-    lets strike, most must be survived: every law holds and the requests get on. A flipped bit or a leaked reference
-    must be caught: the check fails, exit code 1, and names the law.
+    With storage, every slot carries a stamp and is read back too (--stamp is implied; with a model, --verify is). Of
+    the faults that --inject lets strike, most must be survived: every law holds and the requests get on. A flipped
+    bit or a leaked reference must be caught: the check fails, exit code 1, and names the law.
 
     With --threads, N client threads and an operator use the allocator at random in place of the engine, --steps
     operations in all.
     """
     if threads is None:
         return _run_headless(ctx, params, is_check=True)
-    for name in ("trace", "duration", "until_done", "metrics_port", "inject", "publish"):
+    for name in ("trace", "duration", "until_done", "metrics_port", "inject", "publish", "verify"):
         if params[name]:
             raise UserError(f"--{name.replace('_', '-')}: not together with --threads, which runs no engine")
     from kvtop.headless import run_threads
@@ -543,11 +544,9 @@ def _run_headless(ctx: click.Context, params: Params, *, is_check: bool) -> int:
     started_s = time.perf_counter()
     from kvtop.headless import Bounds, run_headless
 
-    if is_check:
-        params["stamp"] = params["stamp"] or params["geometry"] != "none"
     options = engine_options(ctx, params, speed=None)
     return run_headless(
-        options,
+        options.with_all_checks() if is_check else options,
         Bounds(params["steps"], params["duration"], params["until_done"]),
         metrics=_metrics(params),
         publish=params["publish"],

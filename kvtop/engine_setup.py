@@ -20,13 +20,19 @@ from allocator.geometry import find_geometry
 from kvtop.errors import UserError
 
 if TYPE_CHECKING:
+    from allocator.compute import Compute
     from allocator.content import Request
     from allocator.engine import Engine
+    from allocator.manager import BlockManager
+    from allocator.storage import Storage
     from kvtop.workloads.load import Load
 
 DEFAULT_BLOCK_SIZE: Final = 16
 #: The workload without requests of its own.
 ATTACHED: Final = "attached"
+DEFAULT_GEOMETRY: Final = "tiny"
+#: The workload that computes, and its geometry.
+MODEL: Final = "model"
 #: Share of the device pool that swap space should have, so that preemption by swap rarely falls back to recompute.
 MIN_SWAP_RATIO: Final = 0.5
 #: What the allocator keeps about a block, roughly, while nothing is cached. [bytes]
@@ -37,9 +43,10 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """What the command line asks of an engine. ``None`` means not asked for.
 
     Attributes:
-        num_blocks, geometry, device, slab_blocks, policy, prefill_tokens, preempt, eviction, prefix_cache,
-            reuse_distances, watermark_ratio, compact, compact_threshold_ratio, compact_budget, copy_gb_per_s, executor,
-            max_running, serial, stamp, seed, inject: As in ``EngineConfig``.
+        num_blocks, device, slab_blocks, policy, prefill_tokens, preempt, eviction, prefix_cache, reuse_distances,
+            watermark_ratio, compact, compact_threshold_ratio, compact_budget, copy_gb_per_s, executor, max_running,
+            serial, stamp, seed, inject: As in ``EngineConfig``.
+        geometry: As in ``EngineConfig``; ``None`` takes the workload's own, else ``DEFAULT_GEOMETRY``.
         block_size: Tokens a block; ``None`` takes the trace's own, else ``DEFAULT_BLOCK_SIZE``.
         num_swap_blocks: Host pool size; ``None`` derives it from ``swap_ratio``.
         swap_ratio: Host pool size ÷ device pool size.
@@ -47,6 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         workload_file: File that describes a synthetic load.
         num_requests: Requests after which a synthetic load ends; ``None`` is never.
         rate_scale, size_scale: Factors on its rate and on its lengths.
+        verify: Compute everything with a contiguous cache too, and compare; for the workload ``model``.
         trace: File of requests to replay.
         trace_format: Its format, or ``auto``.
         skip_bad: Leave out bad rows of the trace instead of refusing it.
@@ -55,7 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
     num_blocks: int = 4096
     block_size: int | None = None
-    geometry: str = "tiny"
+    geometry: str | None = None
     device: str = "auto"
     num_swap_blocks: int | None = None
     swap_ratio: float = 0.5
@@ -82,6 +90,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     num_requests: int | None = None
     rate_scale: float = 1.0
     size_scale: float = 1.0
+    verify: bool = False
     trace: str | None = None
     trace_format: str = "auto"
     skip_bad: bool = False
@@ -98,11 +107,22 @@ class EngineOptions(msgspec.Struct, frozen=True):
         return self.trace is None and self.workload_file is None and self.workload == ATTACHED
 
     @property
+    def has_model(self) -> bool:
+        """Whether a model computes the keys and values."""
+        return self.trace is None and self.workload_file is None and self.workload == MODEL
+
+    @property
     def load_name(self) -> str:
         """What drives the engine, as it is shown."""
         if self.trace is not None:
             return f"trace {Path(self.trace).name}"
         return self.workload if self.workload_file is None else Path(self.workload_file).name
+
+    def with_all_checks(self) -> EngineOptions:
+        """Return these options with contents that can be checked: the model's, or stamps where there is storage."""
+        if self.has_model:
+            return msgspec.structs.replace(self, verify=True)
+        return msgspec.structs.replace(self, stamp=self.stamp or self.geometry != "none")
 
 
 def build_config(options: EngineOptions, block_size: int | None = None) -> EngineConfig:
@@ -113,8 +133,9 @@ def build_config(options: EngineOptions, block_size: int | None = None) -> Engin
         block_size: The trace's own block size, used when the options name none. [tokens]
 
     Raises:
-        ConfigError: A value is outside what is allowed.
+        ConfigError: A value is outside what is allowed, or contradicts the workload.
     """
+    _check_model(options)
     num_swap = options.num_swap_blocks
     if num_swap is None:
         num_swap = round(options.num_blocks * options.swap_ratio)
@@ -124,7 +145,7 @@ def build_config(options: EngineOptions, block_size: int | None = None) -> Engin
     return EngineConfig(
         num_blocks=options.num_blocks,
         block_size=_first(options.block_size, block_size, DEFAULT_BLOCK_SIZE),
-        geometry=options.geometry,
+        geometry=options.geometry or (MODEL if options.has_model else DEFAULT_GEOMETRY),
         device=options.device,
         num_swap_blocks=num_swap,
         slab_blocks=options.slab_blocks,
@@ -143,9 +164,24 @@ def build_config(options: EngineOptions, block_size: int | None = None) -> Engin
         max_running=options.max_running,
         serial=options.serial,
         stamp=options.stamp,
+        verify=options.verify,
         seed=options.seed,
         inject=options.inject,
     )
+
+
+def _check_model(options: EngineOptions) -> None:
+    """Raise ``ConfigError`` where an option does not go with a model, or needs one."""
+    if options.has_model:
+        if options.geometry not in (None, MODEL):
+            raise ConfigError("--geometry", options.geometry, f"with --workload {MODEL} only {MODEL}, its own shape")
+        if options.stamp:
+            raise ConfigError(
+                "--stamp", f"with --workload {MODEL}", "its slots hold keys and values; --verify checks them"
+            )
+    elif options.verify:
+        driver = f"--workload {options.load_name}" if options.trace is None else f"--trace {options.trace}"
+        raise ConfigError("--verify", f"with {driver}", f"only with --workload {MODEL}, the one that computes")
 
 
 def check_options(options: EngineOptions) -> None:
@@ -183,10 +219,23 @@ def build_engine(options: EngineOptions) -> tuple[Engine, tuple[str, ...]]:
         config, requests, notes = _trace(options, options.trace)
     check_memory(config, available_memory())
     from allocator.engine import Engine
-    from kvtop.workloads.chat import make_request
+    from kvtop.workloads import chat, model
 
-    engine = Engine(config, requests, workload=options.load_name, make_request=make_request, load=load)
+    engine = Engine(
+        config,
+        requests,
+        workload=options.load_name,
+        make_request=model.make_request if options.has_model else chat.make_request,
+        load=load,
+        make_compute=_make_compute(options) if options.has_model else None,
+    )
     return engine, notes + swap_notes(config) + idle_notes(config)
+
+
+def _make_compute(options: EngineOptions) -> Callable[[BlockManager, Storage], Compute]:
+    from kvtop.workloads.transformer import ModelCompute
+
+    return lambda manager, storage: ModelCompute(manager, storage, seed=options.seed, verify=options.verify)
 
 
 def _require_file(trace: str) -> None:
@@ -199,8 +248,12 @@ def _synthetic(config: EngineConfig, options: EngineOptions) -> Load:
     from kvtop.workloads.load_file import read_load
 
     path = options.workload_file
+    components = parse_workloads(options.workload) if path is None else read_load(path)
+    if not options.has_model and any(component.workload.name == MODEL for component in components):
+        where = f"--workload {options.workload}" if path is None else f"--workload-file {path}"
+        raise UserError(f"{where}: {MODEL} only by itself, as --workload {MODEL}: it computes what the pool holds")
     return Load(
-        parse_workloads(options.workload) if path is None else read_load(path),
+        components,
         config.seed,
         block_size=config.block_size,
         num_blocks=config.num_blocks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -13,9 +14,9 @@ from allocator.block_map import BlockArrays
 from allocator.config import STEP_S
 from allocator.fault_kinds import FAULT_KINDS
 from allocator.metrics import ratio, tier_numbers
-from allocator.snapshot import Snapshot
+from allocator.snapshot import Snapshot, Verified
 from kvtop.advisor import advise, hit_ratios, prediction_error
-from kvtop.model.format import count, percent, seconds, size
+from kvtop.model.format import count, difference, percent, seconds, size
 
 Report: TypeAlias = dict[str, Any]
 
@@ -100,6 +101,7 @@ def build_report(
         "injected": dict(zip(FAULT_KINDS, counters.injected, strict=True)),
         "reuse": _reuse(snapshot, numbers.total),
         "advice": [msgspec.structs.asdict(advice) for advice in advise(snapshot, numbers.total, num_host_blocks)],
+        "verified": _verified(snapshot.verified),
         "wall_s": round(wall_s, 6),
         "engine_s": round(engine_s, 6),
     }
@@ -120,6 +122,17 @@ def _reuse(snapshot: Snapshot, num_blocks: int) -> dict[str, Any] | None:
             {"blocks": p.capacity, "hit_blocks": p.hit_blocks, "hit_ratio": ratios[p.capacity]}
             for p in reuse.predictions
         ],
+    }
+
+
+def _verified(verified: Verified | None) -> Report | None:
+    if verified is None:
+        return None
+    largest = verified.max_difference
+    return {
+        "steps": verified.steps,
+        "tokens": verified.tokens,
+        "max_difference": largest if math.isfinite(largest) else None,
     }
 
 
@@ -174,6 +187,7 @@ def to_text(report: Report) -> str:
         *_runs(report["contiguous"], failures["contiguous"]),
         ("integrity", _counts(integrity, "checks", "faults")),
         *injected,
+        *([("verified", _verified_text(report["verified"]))] if report["verified"] else []),
         *_reuse_lines(report["reuse"]),
         (
             "time",
@@ -217,6 +231,11 @@ def _runs(contiguous: Report, failures: int) -> list[tuple[str, str]]:
         text += f"{count(contiguous['mean_longest_run'])} of {count(contiguous['mean_allocatable_blocks'])} allocatable"
         lines.append(("  at a failure", f"{text}, on average"))
     return lines
+
+
+def _verified_text(verified: Mapping[str, Any]) -> str:
+    largest = difference(verified["max_difference"])
+    return f"{count(verified['steps'])} steps, {count(verified['tokens'])} tokens, max difference {largest}"
 
 
 def _counts(values: Mapping[str, int], *names: str) -> str:

@@ -57,6 +57,11 @@ def percent(ratio: float | None) -> str:
     return f"{ratio * 100:.1f}%" if ratio < 1 else f"{ratio * 100:.0f}%"
 
 
+def difference(value: float | None) -> str:
+    """Write how far two results are apart; 0 is written only when exactly that: ``0``, ``1.2e-07``."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.2g}"
+
+
 def rate(per_s: float | None) -> str:
     """Write something a second: ``0/s``, ``3.5/s``, ``1,204/s``."""
     if per_s is None:

@@ -12,6 +12,7 @@ from kvtop.errors import UserError
 from kvtop.workloads.arrivals import batch_requests, burst_requests, pressure_requests, priority_requests
 from kvtop.workloads.chat import chat_requests
 from kvtop.workloads.clients import beam_requests, cancel_storm_requests
+from kvtop.workloads.model import model_requests
 from kvtop.workloads.prefixes import agents_requests, rag_requests
 from kvtop.workloads.runs import contiguous_requests, fragmenter_requests
 
@@ -137,6 +138,12 @@ _ALL: Final = (
         (*_PROMPT_AND_ANSWER, Parameter("cancel_share", 0, 1)),
     ),
     Workload("attached", "nothing by itself: programs that attach are all the load (needs --publish)", _no_requests),
+    Workload(
+        "model",
+        "chat, answered by a small transformer whose keys and values lie in the pool",
+        model_requests,
+        (_RATE,),
+    ),
 )
 WORKLOADS: Final = {workload.name: workload for workload in _ALL}
 

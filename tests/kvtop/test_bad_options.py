@@ -35,7 +35,7 @@ REAL = {
     "--duration": ("0.001", "1e9", "0", "1e10", "a number of seconds above 0"),
 }
 NAMED = {
-    "--geometry": "one of none, tiny, llama-3-8b, llama-3-70b, qwen-2.5-7b, mistral-7b, deepseek-v3",
+    "--geometry": "one of none, tiny, llama-3-8b, llama-3-70b, qwen-2.5-7b, mistral-7b, deepseek-v3, model",
     "--policy": "one of fcfs, priority, sjf",
     "--executor": "one of thread, inline",
     "--preempt": "one of swap, recompute",
@@ -96,6 +96,7 @@ FLAGS = {
     "--no-prefix-cache",
     "--no-reuse-distances",
     "--stamp",
+    "--verify",
     "--until-done",
     "--json",
     "--in-process",

@@ -60,7 +60,7 @@ BAD = [
     # Names.
     (
         ["run", "--geometry", "huge"],
-        "--geometry huge: one of none, tiny, llama-3-8b, llama-3-70b, qwen-2.5-7b, mistral-7b, deepseek-v3",
+        "--geometry huge: one of none, tiny, llama-3-8b, llama-3-70b, qwen-2.5-7b, mistral-7b, deepseek-v3, model",
     ),
     (["run", "--device", "tpu"], "--device tpu: auto, cpu, cuda or cuda:INDEX"),
     (["run", "--preempt", "kill"], "--preempt kill: one of swap, recompute"),
@@ -106,6 +106,21 @@ BAD = [
         ["run", "--stamp", "--geometry", "none"],
         "--stamp with --geometry none: stamps need storage; choose a geometry, such as tiny",
     ),
+    (
+        ["run", "--workload", "model", "--geometry", "none"],
+        "--geometry none: with --workload model only model, its own shape",
+    ),
+    (
+        ["run", "--workload", "model", "--stamp"],
+        "--stamp with --workload model: its slots hold keys and values; --verify checks them",
+    ),
+    (
+        ["run", "--workload", "chat+model"],
+        "--workload chat+model: model only by itself, as --workload model: it computes what the pool holds",
+    ),
+    (["run", "--verify"], "--verify with --workload chat: only with --workload model, the one that computes"),
+    (["run", "--verify", "--trace", "x"], "--verify with --trace x: only with --workload model, the one that computes"),
+    (["check", "--verify", "--threads", "2"], "--verify: not together with --threads, which runs no engine"),
     # Words in the wrong place.
     (["--blocks", "5", "run"], "--blocks: options go after the command: kvtop run --blocks …"),
     (["run", "--blocks"], "--blocks: needs a value"),
@@ -320,3 +335,45 @@ def test_check_drives_the_allocator_from_threads(capsys):
 def test_check_with_threads_runs_no_engine(capsys):
     assert run(["check", "--threads", "2", "--until-done"]) == 2
     assert capsys.readouterr().err == "kvtop: --until-done: not together with --threads, which runs no engine\n"
+
+
+@pytest.mark.parametrize("command", [["run", "--verify"], ["check"]], ids=lambda words: " ".join(words))
+def test_a_run_of_the_model_is_verified(command, capsys):
+    args = [*command, "--workload", "model", "--blocks", "64", "--device", "cpu", "--steps", "30", "--json"]
+    assert run(args) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verified"]["steps"] == 30
+    assert report["verified"]["tokens"] > 100
+    assert report["verified"]["max_difference"] == 0
+    assert report["integrity"] == {"checks": 30 if command == ["check"] else 0, "faults": 0}
+
+
+def test_the_model_is_verified_with_prompts_in_chunks_and_blocks_in_motion(capsys):
+    args = ["--workload", "model", "--device", "cpu", "--blocks", "48", "--steps", "120", "--rate", "3", "--json"]
+    more = ["--prefill-tokens", "16", "--policy", "sjf", "--compact", "auto", "--compact-threshold", "0.1"]
+    assert run(["check", *args, *more, "--inject", "failing-copy:0.1"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verified"]["max_difference"], report["integrity"]) == (0, {"checks": 120, "faults": 0})
+
+
+def test_a_flipped_bit_of_the_model_is_caught(capsys):
+    args = ["--workload", "model", "--blocks", "64", "--device", "cpu", "--steps", "200", "--inject", "flipped-bit:0.2"]
+    assert run(["check", *args]) == 1
+    assert "law 5: sequence" in capsys.readouterr().err
+
+
+def test_a_difference_is_a_fault_and_exit_1(monkeypatch, capsys):
+    from allocator.torch_storage import Pages
+
+    write = Pages.write
+
+    def write_slightly_else(self, layer, position, values):
+        write(self, layer, position, values * (1 + 2e-7) if (layer, position) == (1, 20) else values)
+
+    monkeypatch.setattr(Pages, "write", write_slightly_else)
+    assert run(["run", "--verify", "--workload", "model", "--blocks", "64", "--steps", "30", "--json"]) == 1
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["verified"]["max_difference"] > 0
+    assert report["integrity"]["faults"] == 1
+    assert "kvtop: FAULT at step 1: law 5: sequence 0, token 20: its logits differ by" in err

@@ -134,3 +134,24 @@ def test_available_memory_is_the_lesser_of_machine_and_control_group(tmp_path: P
 def test_what_can_be_known_at_once_is_refused_at_once(options, error, text):
     with pytest.raises(error, match=text):
         check_options(options)
+
+
+def test_the_model_brings_its_geometry():
+    assert build_config(EngineOptions(workload="model")).geometry == "model"
+    assert build_config(EngineOptions(workload="model", geometry="model")).geometry == "model"
+    assert build_config(EngineOptions(workload="model", trace="x")).geometry == "tiny"
+    assert build_config(EngineOptions(geometry="model")).geometry == "model"
+
+
+@pytest.mark.parametrize(
+    ("options", "stamp", "verify"),
+    [
+        (EngineOptions(), True, False),
+        (EngineOptions(geometry="none"), False, False),
+        (EngineOptions(workload="model"), False, True),
+        (EngineOptions(workload="model", trace="x"), True, False),
+    ],
+)
+def test_all_checks_are_those_that_the_load_allows(options, stamp, verify):
+    checked = options.with_all_checks()
+    assert (checked.stamp, checked.verify) == (stamp, verify)

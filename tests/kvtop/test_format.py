@@ -8,7 +8,7 @@ import pytest
 
 from kvtop.model import format as fmt
 
-_ALL = [fmt.count, fmt.short, fmt.size, fmt.percent, fmt.rate, fmt.seconds]
+_ALL = [fmt.count, fmt.short, fmt.size, fmt.percent, fmt.difference, fmt.rate, fmt.seconds]
 
 
 @pytest.mark.parametrize("write", _ALL)
@@ -45,6 +45,9 @@ def test_unknown_is_never_zero(write):
         (fmt.percent, 0.9996, "99.9%"),
         (fmt.percent, 1.0, "100%"),
         (fmt.percent, math.nan, "—"),
+        (fmt.difference, 0.0, "0"),
+        (fmt.difference, 1.19e-7, "1.2e-07"),
+        (fmt.difference, math.inf, "—"),
         (fmt.rate, 0, "0/s"),
         (fmt.rate, 0.01, "<0.1/s"),
         (fmt.rate, 3.456, "3.5/s"),

@@ -40,6 +40,10 @@ CASES = [
         "import kvtop.cli; assert kvtop.cli.run(['run', '--geometry', 'none', '--blocks', '16', '--steps', '3']) == 0",
         {"torch", "textual", "prometheus_client"},
     ),
+    (
+        "from kvtop.workloads.model import model_requests; next(model_requests(0, block_size=4, num_blocks=9))",
+        {"torch", "textual", "prometheus_client"},
+    ),
     ("import kvtop.console, kvtop.engine_process, kvtop.sources.local", {"torch", "textual", "prometheus_client"}),
     (FIRST_FRAME, {"torch", "prometheus_client"}),
 ]

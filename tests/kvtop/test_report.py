@@ -8,7 +8,7 @@ import math
 import pytest
 
 from allocator.fault_kinds import FAULT_KINDS
-from allocator.snapshot import Counters, Snapshot
+from allocator.snapshot import Counters, Snapshot, Verified
 from kvtop.report import build_report, to_json, to_text
 
 #: The contract: keys never disappear and never change meaning.
@@ -45,6 +45,7 @@ KEYS = {
     "injected": set(FAULT_KINDS),
     "reuse": None,
     "advice": None,
+    "verified": None,
     "wall_s": None,
     "engine_s": None,
 }
@@ -188,3 +189,19 @@ def test_text_draws_unknown_as_a_dash_and_names_the_numbers(make_arrays):
     assert "internal —" in text
     assert "None" not in text
     assert "nan" not in text
+
+
+@pytest.mark.parametrize(
+    ("difference", "written", "text"), [(0.0, 0.0, "0"), (0.25, 0.25, "0.25"), (math.inf, None, "—")]
+)
+def test_what_was_verified_is_reported(make_arrays, difference, written, text):
+    snapshot = make_snapshot(verified=Verified(1200, 34000, difference))
+    report = build_report(snapshot, make_arrays("f"), 1.0, 0.5)
+    assert json.loads(to_json(report))["verified"] == {"steps": 1200, "tokens": 34000, "max_difference": written}
+    assert f"\nverified       1,200 steps, 34,000 tokens, max difference {text}\n" in to_text(report)
+
+
+def test_nothing_is_said_where_nothing_is_verified(make_arrays):
+    report = build_report(make_snapshot(), make_arrays("f"), 1.0, 0.5)
+    assert report["verified"] is None
+    assert "verified" not in to_text(report)

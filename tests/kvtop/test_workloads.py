@@ -38,7 +38,7 @@ def facts(request: Request) -> tuple[object, ...]:
         request.priority,
         request.contiguous,
         request.script,
-        content.tokens(0, content.num_tokens).tobytes(),
+        content.tokens(0, getattr(content, "num_known", content.num_tokens)).tobytes(),
     )
 
 

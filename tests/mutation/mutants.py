@@ -523,15 +523,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
-        "output stamped one late",
-        "engine.py",
+        "stamped one late",
+        "compute.py",
         "engine",
-        (
-            (
-                "positions.append(np.arange(start, start + steps",
-                "positions.append(np.arange(start + 1, start + steps + 1",
-            ),
-        ),
+        (("positions.append(np.arange(start, stop", "positions.append(np.arange(start + 1, stop + 1"),),
     ),
     Mutant(
         "keys published late",
@@ -798,7 +793,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "no salt",
         "hashing.py",
         "hashing prefix_exact",
-        (("        self._parent = digest(salt)\n", '        self._parent = digest(b"")\n'),),
+        (("xxhash.xxh3_128_digest(salt)", 'xxhash.xxh3_128_digest(b"")'),),
     ),
     # -- prefix_cache --
     Mutant(

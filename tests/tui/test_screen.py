@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tui_fakes import FocusedSource, console, scripted_observation
 
+from allocator.snapshot import Verified
 from kvtop.model import format as fmt
 from kvtop.model.reduce import reduce
 from kvtop.model.view import View
@@ -103,6 +104,17 @@ async def test_what_the_engine_has_to_tell_is_said_once_and_kept_among_the_event
         assert c.note().strip() == "law 2"
         assert " 1 FAULT " in c.text_of("Header")
         assert [e.text for e in c.app.view.events if e.kind == "note"] == [*first.snapshot.notes, "law 2"]
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (100, 30), (120, 40)])
+@pytest.mark.parametrize(("difference", "text"), [(0.0, "0"), (1.19e-7, "1.2e-07")])
+async def test_the_header_tells_what_was_verified(size, difference, text):
+    seen = _told(scripted_observation(), verified=Verified(123_456, 2_000_000, difference))
+    async with console(source=FocusedSource([seen]), size=size) as c:
+        last = c.text_of("Header").splitlines()[3]
+        assert last.rstrip().endswith(f" max difference {text}")
+        assert ("verified 123k steps," in last) == (size[0] >= 80)
+        assert "FAIL 2" in last
 
 
 async def test_the_header_and_the_map_tell_the_same_numbers():

@@ -143,14 +143,21 @@ class Header(Lines):
             text.append(f" {fmt.rate(per_second(view.history, 'evictions')):<8}", look.style("dim"))
         text.append("  PREEMPT ", look.style("label"))
         self._value(text, fmt.short(preempted), 5)
-        text.append("  SWAPPED", look.style("label"))
-        text.append(" out ", look.style("dim"))
-        self._value(text, fmt.short(counters.swap_out_blocks if counters else None), 5)
-        text.append(" in ", look.style("dim"))
-        self._value(text, fmt.short(counters.swap_in_blocks if counters else None), 5)
+        verified = snapshot.verified if snapshot else None
+        if verified is None or width >= 110:  # below that there is room for one of the two
+            text.append("  SWAPPED", look.style("label"))
+            text.append(" out ", look.style("dim"))
+            self._value(text, fmt.short(counters.swap_out_blocks if counters else None), 5)
+            text.append(" in ", look.style("dim"))
+            self._value(text, fmt.short(counters.swap_in_blocks if counters else None), 5)
         text.append("  FAIL ", look.style("label"))
         text.append(f"{fmt.short(failed):<5}", look.style("bad" if failed else "value"))
-        if width >= 110:
+        if verified is not None:
+            steps = f" verified {fmt.short(verified.steps)} steps," if width >= 80 else ""
+            text.append(f"{steps} max difference ", look.style("dim"))
+            differs = verified.max_difference != 0
+            text.append(fmt.difference(verified.max_difference), look.style("bad" if differs else "value"))
+        elif width >= 110:
             for name, number in (
                 ("run", snapshot.num_running if snapshot else None),
                 ("wait", snapshot.num_waiting if snapshot else None),
