@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from allocator.locks import CountedLock
+from kvtop.bench.figures import ratios
 
 
 @dataclass(slots=True)
@@ -52,8 +53,8 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """Rate with the layer ÷ without it, inside each round. [rounds]"""
-        return [a / b for a, b in zip(self.switched_on.rates, self.switched_off.rates, strict=True)]
+        """Rate with the layer ÷ without it, see ``figures.ratios``. [rounds]"""
+        return ratios(self.switched_on.rates, self.switched_off.rates)
 
 
 def by_turns(layer: str, load: str, unit: str, rounds: int, run: Callable[[Side, bool], None]) -> Comparison:

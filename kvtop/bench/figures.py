@@ -22,7 +22,7 @@ class Figure:
         group: The workload it belongs to.
         what: What is measured.
         unit: Its unit; ``x`` is a ratio of two things measured in the same round.
-        values: One value a round, at least one.
+        values: One value a round; none for a round in which nothing was measured.
         at_least, at_most: What it should reach; ``None`` where nothing is promised.
     """
 
@@ -34,16 +34,19 @@ class Figure:
     at_most: float | None = None
 
     @property
-    def median(self) -> float:
-        """The middle of the rounds' values."""
-        return statistics.median(self.values)
+    def median(self) -> float | None:
+        """The middle of the rounds' values; ``None`` without any."""
+        return middle(self.values)
 
     @property
     def kept(self) -> bool | None:
-        """Whether the median is within its bound; ``None`` without one."""
+        """Whether the median is within its bound; ``None`` without one of the two."""
+        median = self.median
+        if median is None:
+            return None
         if self.at_least is not None:
-            return self.median >= self.at_least
-        return None if self.at_most is None else self.median <= self.at_most
+            return median >= self.at_least
+        return None if self.at_most is None else median <= self.at_most
 
 
 def figure(group: str, what: str, unit: str, values: Sequence[float], **bounds: float | None) -> Figure:
@@ -54,8 +57,17 @@ def figure(group: str, what: str, unit: str, values: Sequence[float], **bounds: 
 def ratio_figure(
     group: str, what: str, above: Sequence[float], below: Sequence[float], **bounds: float | None
 ) -> Figure:
-    """Return the figure of ``above`` ÷ ``below``, divided inside each round. [rounds], [rounds]"""
-    return figure(group, what, "x", [a / b for a, b in zip(above, below, strict=True)], **bounds)
+    """Return the figure of ``above`` ÷ ``below``, see ``ratios``. [rounds], [rounds]"""
+    return figure(group, what, "x", ratios(above, below), **bounds)
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Return ``above`` ÷ ``below`` inside each round; a round in which ``below`` got nothing done has none.
+
+    Args:
+        above, below: Rates, one a round. [rounds], [rounds]
+    """
+    return [a / b for a, b in zip(above, below, strict=True) if b]
 
 
 def as_object(benchmark: str, rounds: int, figures: Sequence[Figure]) -> dict[str, Any]:
@@ -88,9 +100,14 @@ def conditions(benchmark: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the ends of the rounds' values, for JSON."""
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Return the median and the ends of the rounds' values, for JSON; ``None`` without any."""
+    return {"median": middle(values), "low": min(values, default=None), "high": max(values, default=None)}
+
+
+def middle(values: Sequence[float]) -> float | None:
+    """Return the median; ``None`` without any value."""
+    return statistics.median(values) if values else None
 
 
 def as_text(figures: Sequence[Figure]) -> str:
@@ -122,15 +139,19 @@ def quiet_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
-def number(value: float) -> str:
-    """Write a figure with three digits or more: ``0.987``, ``12.3``, ``4,096``."""
+def number(value: float | None) -> str:
+    """Write a figure with three digits or more: ``0.987``, ``12.3``, ``4,096``; ``—`` where there is none."""
+    if value is None:
+        return "—"
     if value == 0 or abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.{1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3}f}"
 
 
 def low_high(values: Sequence[float]) -> str:
-    """Write the ends of the rounds' values: ``0.91–1.04``."""
+    """Write the ends of the rounds' values: ``0.91–1.04``; ``—`` without any."""
+    if not values:
+        return number(None)
     return f"{number(min(values))}–{number(max(values))}"
 
 

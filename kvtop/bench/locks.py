@@ -16,7 +16,7 @@ from allocator.content import TokenArray
 from allocator.ids import BlockKey
 from kvtop.bench.beside import compare_executor, compare_sequence_locks
 from kvtop.bench.comparison import Comparison, Side, by_turns
-from kvtop.bench.figures import low_high, number, quiet_heap, spread, table
+from kvtop.bench.figures import low_high, middle, number, quiet_heap, spread, table
 from kvtop.bench.pools import make_manager, scrambled_pool
 from kvtop.bench.sequences import BLOCK_SIZE, prefix_load
 from kvtop.bench.threads import Work, churn, run_threads
@@ -141,7 +141,7 @@ def _row(c: Comparison) -> tuple[str, ...]:
 
 
 def _middle(values: Sequence[float]) -> str:
-    return number(statistics.median(values))
+    return number(middle(values))
 
 
 def _admissions(manager: BlockManager, load: list[tuple[TokenArray, list[BlockKey]]], num_threads: int) -> Work:

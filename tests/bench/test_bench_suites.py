@@ -7,7 +7,7 @@ import json
 import pytest
 
 from allocator import OutOfBlocks
-from kvtop.bench.figures import Figure, as_text, number, ratio_figure
+from kvtop.bench.figures import Figure, as_text, number, ratio_figure, spread
 from kvtop.bench.locks import Comparison, LockSizes, Side
 from kvtop.bench.observer import ObserverSizes
 from kvtop.bench.pools import make_manager, measure_memory
@@ -134,6 +134,15 @@ def test_numbers_have_three_digits(value, text):
 def test_a_layer_is_worth_the_ratio_of_its_rounds():
     comparison = Comparison("l", "w", "/s", Side(rates=[10, 8]), Side(rates=[5, 2]))
     assert comparison.ratios == [2, 4]
+
+
+def test_a_round_in_which_nothing_got_done_has_no_ratio():
+    comparison = Comparison("l", "w", "/s", Side(rates=[10, 8]), Side(rates=[0, 2]))
+    assert comparison.ratios == [4]
+    nothing = ratio_figure("g", "w", [1.0], [0.0], at_least=1)
+    assert (nothing.values, nothing.median, nothing.kept) == ((), None, None)
+    assert as_text([nothing]).split()[-3:] == ["—", "—", "x"]
+    assert spread(nothing.values) == {"median": None, "low": None, "high": None}
 
 
 def test_the_decode_load_has_a_sequence_in_every_slot_at_all_times():
