@@ -280,6 +280,12 @@ ROWS: Final = (
                 (Query(_rate("kvtop_lock_wait_seconds_sum"), "{{source}} {{layer}}"),),
             ),
             Panel(
+                "Time a lock is held",
+                "99th percentile of a sample, by layer.",
+                "s",
+                (Query(_quantile(0.99, "kvtop_lock_hold_seconds", "le, source, layer"), "{{source}} {{layer}}"),),
+            ),
+            Panel(
                 "Retries and refills",
                 "A second.",
                 "none",

@@ -68,7 +68,7 @@ NAMES = {
     **{f"kvtop_step_seconds_{part}": {"le"} if part == "bucket" else set() for part in ("bucket", "count", "sum")},
     **{
         f"kvtop_{name}_{part}": {label, "le"} if part == "bucket" else {label}
-        for name, label in (("copy_seconds", "kind"), ("lock_wait_seconds", "layer"))
+        for name, label in (("copy_seconds", "kind"), ("lock_wait_seconds", "layer"), ("lock_hold_seconds", "layer"))
         for part in ("bucket", "count", "sum")
     },
 }
