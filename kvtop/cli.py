@@ -27,6 +27,7 @@ from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Kvt
 if TYPE_CHECKING:
     from kvtop.engine_setup import EngineOptions
     from kvtop.metrics_address import MetricsAddress
+    from kvtop.recording.writer import RecordOrder
 
 Params = dict[str, Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -281,6 +282,12 @@ _ENGINE_OPTIONS: Final = (
         f"To be caught, so that check fails: {', '.join(k for k in FAULT_KINDS if FAULTS[k].caught_by)}.",
     ),
     _option("--publish", metavar="NAME", help="Let programs attach by this name: kvtop.attach('local:NAME')."),
+    _option("--record", metavar="FILE", help="Record the run in a new file, for kvtop replay."),
+    _option(
+        "--record-every",
+        type=_whole(1, 1 << 40),
+        help="Steps between two recorded moments (paced runs 1; at full speed 20; more for large pools).",
+    ),
     _option("--metrics-port", type=_whole(0, 65535), help="Serve Prometheus metrics; 0 takes a free port."),
     _option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1)."),
     _option("--metrics-tls-cert", metavar="FILE", help="Serve them over TLS with this certificate chain, in PEM."),
@@ -345,6 +352,7 @@ def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
         max_steps=params["steps"],
         metrics=_metrics(params),
         in_process=in_process,
+        record=_record(params),
     )
 
 
@@ -378,7 +386,7 @@ def check_command(ctx: click.Context, /, threads: int | None, **params: Any) -> 
     """
     if threads is None:
         return _run_headless(ctx, params, is_check=True)
-    for name in ("trace", "duration", "until_done", "metrics_port", "inject", "publish", "verify"):
+    for name in ("trace", "duration", "until_done", "metrics_port", "inject", "publish", "verify", "record"):
         if params[name]:
             raise UserError(f"--{name.replace('_', '-')}: not together with --threads, which runs no engine")
     from kvtop.headless import run_threads
@@ -550,6 +558,7 @@ def _run_headless(ctx: click.Context, params: Params, *, is_check: bool) -> int:
         Bounds(params["steps"], params["duration"], params["until_done"]),
         metrics=_metrics(params),
         publish=params["publish"],
+        record=_record(params),
         as_json=params["as_json"],
         is_check=is_check,
         started_s=started_s,
@@ -625,6 +634,16 @@ def _metrics(params: Params) -> MetricsAddress | None:
         params["metrics_auth"],
         params["compat"],
     )
+
+
+def _record(params: Params) -> RecordOrder | None:
+    if params["record"] is None:
+        if params["record_every"] is not None:
+            raise UserError(f"--record-every {params['record_every']}: only together with --record FILE")
+        return None
+    from kvtop.recording.writer import RecordOrder
+
+    return RecordOrder(params["record"], params["record_every"], kvtop.__version__)
 
 
 def run(args: Sequence[str] | None = None) -> int:

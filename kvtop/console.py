@@ -13,6 +13,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine, check_options
 from kvtop.errors import UserError
@@ -21,6 +23,7 @@ from kvtop.model.view import View
 if TYPE_CHECKING:
     from kvtop.engine_process import EngineProcess
     from kvtop.metrics_address import MetricsAddress
+    from kvtop.recording.writer import RecordOrder
 
 _CLOSED_EARLY = "the console was closed while the engine was starting"
 _ELSEWHERE = "open kvtop in a terminal, or use kvtop run for a report without a screen"
@@ -37,6 +40,7 @@ def run_console(
     metrics: MetricsAddress | None,
     in_process: bool,
     publish: str | None = None,
+    record: RecordOrder | None = None,
 ) -> int:
     """Open the console on an embedded engine and return its exit code once it is closed.
 
@@ -46,15 +50,18 @@ def run_console(
         metrics: Where to serve metrics meanwhile.
         in_process: Run the engine in this process instead of a child.
         publish: The name by which programs may attach meanwhile.
+        record: The recording to write meanwhile; an engine that is restarted gets a file of its own beside it.
 
     Raises:
         UserError: There is no terminal to draw on, an option is wrong, or the port is taken.
     """
     require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ)
     check_options(options)
+    if record is not None and os.path.lexists(record.path):
+        raise UserError(f"--record {record.path}: exists already; choose another name")
     from kvtop.tui.app import KvtopApp
 
-    session = Session(options, max_steps=max_steps, in_process=in_process, publish=publish)
+    session = Session(options, max_steps=max_steps, in_process=in_process, publish=publish, record=record)
     exporter = None
     try:
         if metrics is not None:
@@ -97,7 +104,10 @@ class Session:
         max_steps: int | None = None,
         in_process: bool = False,
         publish: str | None = None,
+        record: RecordOrder | None = None,
     ) -> None:
+        self._record = record
+        self._started = 0
         self._options = options
         self._max_steps = max_steps
         self._in_process = in_process
@@ -114,6 +124,7 @@ class Session:
             KvtopError: It could not be started.
         """
         self._release()
+        self._started += 1
         attachment = self._in_this_process() if self._in_process else self._in_a_child()
         with self._lock:
             if not self._is_closed:
@@ -142,11 +153,19 @@ class Session:
         if attachment is not None:
             attachment.close()
 
+    def _recording(self) -> RecordOrder | None:
+        """Return what this start of the engine records: the first one the file asked for, a later one ``FILE.2``."""
+        if self._record is None or self._started == 1:
+            return self._record
+        return msgspec.structs.replace(self._record, path=f"{self._record.path}.{self._started}")
+
     def _in_a_child(self) -> Attachment:
         from kvtop.engine_process import EngineProcess
         from kvtop.sources.local import LocalOperations, LocalSource
 
-        process = EngineProcess.start(self._options, max_steps=self._max_steps, publish=self._publish)
+        process = EngineProcess.start(
+            self._options, max_steps=self._max_steps, publish=self._publish, record=self._recording()
+        )
         with self._lock:
             self._starting = process
             is_closed = self._is_closed
@@ -168,11 +187,15 @@ class Session:
 
         engine, notes = build_engine(self._options)
         with contextlib.ExitStack() as opened:
-            opened.callback(engine.close)
+            opened.callback(lambda: engine.close())  # of whatever it is by then
             if self._publish is not None:
                 from kvtop.server import PublishedEngine
 
                 opened.callback(PublishedEngine(self._publish, engine.clients).close)
+            if (record := self._recording()) is not None:
+                from kvtop.recording.writer import record_engine
+
+                engine = record_engine(engine, self._options, record, attached=self._publish is not None)
             closing = opened.pop_all()
         runner = EngineRunner(engine, speed=self._options.speed, max_steps=self._max_steps, notes=notes)
         source = InProcessSource(runner, on_close=closing.close)

@@ -30,6 +30,7 @@ from allocator.block_map import BlockMapWriter
 from allocator.errors import ConfigError
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, KvtopError, SourceError, UserError
+from kvtop.recording.writer import RecordOrder, record_engine
 from kvtop.runner import EngineRunner, SteppedEngine
 from kvtop.server import EngineServer, PublishedEngine
 from kvtop.wire import Client, Hello, StartFailed, WireTimeout, server_connection
@@ -55,12 +56,14 @@ class StartOrder(msgspec.Struct, frozen=True):
         paused: Start paused.
         max_steps: Steps after which the run is done; ``None`` is no limit.
         publish: The name by which programs may attach.
+        record: The recording to write.
     """
 
     options: EngineOptions
     paused: bool = False
     max_steps: int | None = None
     publish: str | None = None
+    record: RecordOrder | None = None
 
 
 # ---- the parent's side
@@ -83,6 +86,7 @@ class EngineProcess:
         paused: bool = False,
         max_steps: int | None = None,
         publish: str | None = None,
+        record: RecordOrder | None = None,
         command: Sequence[str] | None = None,
     ) -> EngineProcess:
         """Start the child and return at once; ``wait_ready`` says how that went.
@@ -92,12 +96,13 @@ class EngineProcess:
             paused: Start paused.
             max_steps: Steps after which the run is done; ``None`` is no limit.
             publish: The name by which programs may attach.
+            record: The recording to write.
             command: The program and its first arguments; by default this module in this interpreter.
 
         Raises:
             KvtopError: The process cannot be started.
         """
-        return cls(StartOrder(options, paused, max_steps, publish), command or _CHILD_COMMAND)
+        return cls(StartOrder(options, paused, max_steps, publish, record), command or _CHILD_COMMAND)
 
     def __init__(self, order: StartOrder, command: Sequence[str]) -> None:
         self._lock = threading.Lock()
@@ -289,6 +294,8 @@ def main(arguments: Sequence[str]) -> int:
         engine, notes = build_engine(order.options)
         if order.publish is not None:
             published = PublishedEngine(order.publish, engine.clients)
+        if order.record is not None:
+            engine = record_engine(engine, order.options, order.record, attached=order.publish is not None)
     except (KvtopError, ConfigError) as error:
         exit_code = error.exit_code if isinstance(error, KvtopError) else UserError.exit_code
         return _refuse(socks, StartFailed(str(error), exit_code))

@@ -25,12 +25,13 @@ from kvtop.check import ProgressWatch, is_uncaught, told_faults, verdict
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from kvtop.metrics_address import MetricsAddress
-from kvtop.model.format import count
+from kvtop.model.format import count, size
 from kvtop.report import Report, build_report, to_json, to_text
 
 if TYPE_CHECKING:
     from allocator.engine import Engine
     from kvtop.exporter import Exporter
+    from kvtop.recording.writer import RecordOrder
     from kvtop.server import PublishedEngine
 
 #: Bound of an endless workload when none is asked for.
@@ -199,6 +200,7 @@ def run_headless(
     *,
     metrics: MetricsAddress | None = None,
     publish: str | None = None,
+    record: RecordOrder | None = None,
     as_json: bool = False,
     is_check: bool = False,
     started_s: float | None = None,
@@ -210,6 +212,7 @@ def run_headless(
         bounds: When to end at the latest.
         metrics: Where to serve metrics meanwhile.
         publish: The name by which programs may attach meanwhile.
+        record: The recording to write meanwhile.
         as_json: Print one JSON object instead of lines for people.
         is_check: Check every law after every step, and say what was proved.
         started_s: ``time.perf_counter()`` when the command began, for ``wall_s``.
@@ -220,6 +223,10 @@ def run_headless(
     exporter: Exporter | None = None
     published: PublishedEngine | None = None
     try:
+        if record is not None:
+            from kvtop.recording.writer import record_engine
+
+            engine = record_engine(engine, options, record, attached=publish is not None)
         with Signals() as signals:
             if publish is not None:
                 published = _publish(publish, engine)
@@ -260,6 +267,8 @@ def run_headless(
             report = _report(engine, driven, options.speed, time.perf_counter() - started_s)
             write_out(to_json(report) if as_json else to_text(report))
             code = _conclude(engine, report, driven, is_check=is_check)
+            if record is not None:
+                code = max(code, _end_recording(engine, record.path))
             if not is_check:
                 return code
             for line in told_faults(report, (kind for kind, _ in options.inject), driven.fault):
@@ -271,6 +280,19 @@ def run_headless(
         if published is not None:
             published.close()
         engine.close()
+
+
+def _end_recording(engine: Engine, path: str) -> int:
+    """Close the recording, and say what became of it; return the exit code."""
+    from kvtop.recording.writer import RecordedEngine
+
+    assert isinstance(engine, RecordedEngine)
+    engine.end_recording()
+    if engine.failure is not None:
+        say(f"--record {path}: {engine.failure}")
+        return EXIT_FAILED
+    say(f"recorded in {path}, {size(engine.written_bytes)}; kvtop replay {path}")
+    return EXIT_OK
 
 
 def _publish(name: str, engine: Engine) -> PublishedEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,10 +19,14 @@ from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, Observation
 from kvtop.operations import ReadOnly
+from kvtop.recording.frames import RecordingHeader
+from kvtop.recording.reader import Recording
+from kvtop.recording.writer import RecordedEngine, RecordingWriter
 from kvtop.runner import EngineRunner
 from kvtop.sources.base import Source
 from kvtop.sources.in_process import InProcessSource
 from kvtop.sources.local import LocalSource
+from kvtop.sources.recorded import RecordedSource
 from kvtop.sources.scripted import ScriptedSource
 
 CAPABILITIES = {"block-map", "sequences", "events", "host-tier", "operations"}
@@ -79,11 +84,29 @@ def scripted(options: EngineOptions) -> Iterator[Harness]:
     next(with_engine, None)
 
 
+def recorded(options: EngineOptions) -> Iterator[Harness]:
+    file = io.BytesIO()
+    engine, _ = build_engine(options)
+    engine_recorded = RecordedEngine(engine, RecordingWriter(file, RecordingHeader("test", options, 1)), every=1)
+    engine_recorded.advance(50)
+    data = file.getvalue()
+    engine_recorded.close()
+    source = RecordedSource(Recording(io.BytesIO(data)), speed=None)
+
+    def fail() -> None:
+        damaged = io.BytesIO(bytes(len(data)))
+        source.recording._file, source.recording._state = damaged, None
+
+    yield Harness(source, fail)
+    source.close()
+
+
 KINDS: dict[str, Callable[[EngineOptions], Iterator[Harness]]] = {
     "in-process": lambda options: in_process(options, runs=True),
     "stepped": lambda options: in_process(options, runs=False),
     "local": local,
     "scripted": scripted,
+    "recorded": recorded,
 }
 
 
@@ -198,7 +221,7 @@ def test_the_focus_is_answered(kind: str) -> None:
         next(made, None)
 
 
-@pytest.mark.parametrize("kind", ["in-process", "stepped", "local"])
+@pytest.mark.parametrize("kind", ["in-process", "stepped", "local", "recorded"])
 def test_after_close_there_is_nothing_to_read(kind: str) -> None:
     made = KINDS[kind](OPTIONS)
     source = next(made).source

@@ -1,0 +1,302 @@
+"""RecordingWriter: appends moments and commands to a recording. RecordedEngine: an engine that writes one as it goes.
+
+All of it happens on the thread that owns the engine. A record is handed to the system whole, in one write, so that a
+process that is killed loses at most the record it was writing.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from allocator.commands import Command
+from allocator.ids import Tier as TierName
+from allocator.plans import Outcome
+from allocator.snapshot import Snapshot
+from kvtop.engine_setup import EngineOptions
+from kvtop.errors import KvtopError, UserError
+from kvtop.recording.frames import Frame, IndexEntry, RecordedCommand, RecordingHeader, Tier, pack_delta, pack_key
+from kvtop.recording.framing import FOOTER, FOOTER_MAGIC, Kind, Mark, marks_of, pack_record, start_bytes
+
+if TYPE_CHECKING:
+    from allocator.engine import Engine
+
+#: Moments from one key frame to the next.
+KEY_EVERY: Final = 256
+#: Steps between two moments of a run at full speed, when not asked for.
+DEFAULT_EVERY: Final = 20
+#: Blocks of both tiers above which the default interval grows with them, so that a step's cost does not.
+_USUAL_BLOCKS: Final = 16_384
+MAX_EVERY: Final = 1 << 40
+
+
+class RecordOrder(msgspec.Struct, frozen=True):
+    """What to record.
+
+    Attributes:
+        path: A file that is not there yet.
+        every: Steps between two moments; ``None`` takes ``default_every``.
+        kvtop_version: The program that asks.
+    """
+
+    path: str
+    every: int | None = None
+    kvtop_version: str = ""
+
+
+class RecordingWriter:
+    """Appends to one recording.
+
+    Args:
+        file: Where to write, unbuffered and open for bytes; the writer's from here on.
+        header: What is recorded.
+        key_every: Moments from one key frame to the next.
+
+    Attributes:
+        written_bytes: Bytes written so far.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+
+    def __init__(self, file: IO[bytes], header: RecordingHeader, *, key_every: int = KEY_EVERY) -> None:
+        self._file = file
+        self._key_every = key_every
+        self._number = 0
+        self._before: Frame | None = None
+        self._left = 0
+        self._marks = Mark.NONE
+        self._index: list[IndexEntry] = []
+        self.written_bytes = 0
+        self._write(start_bytes())
+        self._append(Kind.HEADER, Mark.NONE, 0, msgspec.msgpack.encode(header))
+
+    def add_moment(self, step: int, frame: Frame, marks: Mark) -> None:
+        """Append a moment. ``frame`` is compared with the next one, so its arrays must stay as they are until then."""
+        marks |= self._marks
+        self._marks = Mark.NONE
+        before = self._before
+        if before is None or self._left == 0 or before.sizes != frame.sizes:
+            self._index.append(IndexEntry(self._number, self.written_bytes, step, marks))
+            self._append(Kind.KEY, marks, step, pack_key(frame))
+            self._left = self._key_every
+        else:
+            last = self._index[-1]
+            self._index[-1] = msgspec.structs.replace(last, marks=last.marks | marks)
+            self._append(Kind.DELTA, marks, step, pack_delta(frame, before))
+        self._left -= 1
+        self._before = frame
+
+    def add_command(self, done: RecordedCommand) -> None:
+        """Append an applied command; the moment after it bears its mark."""
+        self._marks |= Mark.COMMAND
+        self._append(Kind.COMMAND, Mark.COMMAND, done.step, msgspec.msgpack.encode(done))
+
+    def close(self) -> None:
+        """Write the index and close the file. Safe to call twice."""
+        if self._file.closed:
+            return
+        try:
+            offset = self.written_bytes
+            self._append(Kind.INDEX, Mark.NONE, 0, msgspec.msgpack.encode(self._index))
+            self._write(FOOTER.pack(offset, FOOTER_MAGIC))
+        finally:
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        self._file.close()
+
+    def _append(self, kind: Kind, marks: Mark, step: int, payload: bytes) -> None:
+        self._write(pack_record(kind, marks, self._number, step, payload))
+        self._number += 1
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
+        self.written_bytes += len(data)
+
+
+class RecordedEngine:
+    """An engine that writes a recording as it goes; everything else of the engine is reached through it as it is.
+
+    A recording that cannot be written ends; the engine goes on, and ``failure`` and a note of its snapshots say why.
+
+    Args:
+        engine: The engine; nobody else may take its steps from here on.
+        writer: The recording, ended by ``close``.
+        every: Steps between two moments.
+
+    Attributes:
+        failure: Why the recording ended early; ``None`` while it goes on.
+        written_bytes: Size of the recording so far.
+    """
+
+    def __init__(self, engine: Engine, writer: RecordingWriter, every: int) -> None:
+        self._engine = engine
+        self._writer: RecordingWriter | None = writer
+        self._every = every
+        self._encoder = msgspec.msgpack.Encoder()
+        self._buffers: list[tuple[Tier, Tier | None]] = []
+        self._next_event = 0
+        self._stalled_at: int | None = None
+        self._taken_at: int | None = None
+        self.failure: str | None = None
+        self.written_bytes = 0
+        self._take()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def advance(self, max_steps: int) -> int:
+        """Take steps as ``Engine.advance`` does, with a moment at every multiple of ``every`` and at the end."""
+        engine, taken = self._engine, 0
+        try:
+            while taken < max_steps:
+                budget = min(max_steps - taken, self._every - engine.step % self._every)
+                got = engine.advance(budget)
+                taken += got
+                if got == budget:
+                    if engine.step % self._every == 0:
+                        self._take()
+                    continue
+                if engine.late_s is None and self._stalled_at != engine.step:
+                    self._stalled_at = engine.step
+                    self._take(stalled=True)
+                break
+        except Exception:
+            self._take()
+            raise
+        return taken
+
+    def apply(self, command: Command) -> Outcome:
+        """Do ``command`` as ``Engine.apply`` does, with a moment after it."""
+        step = self._engine.step
+        outcome = self._engine.apply(command)
+        self._stalled_at = None
+        done = RecordedCommand(step, command, msgspec.structs.replace(outcome, seconds=0.0))
+        self._guarded(lambda writer: writer.add_command(done))
+        self._take()
+        return outcome
+
+    def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
+        """Return the engine's snapshot, with a note if the recording has ended early."""
+        seen = self._engine.snapshot(phase=phase, speed=speed, steps_per_s=steps_per_s, next_event=next_event)
+        return seen if self.failure is None else msgspec.structs.replace(seen, notes=(*seen.notes, self.failure))
+
+    def end_recording(self) -> None:
+        """End the recording with a last moment; the engine may go on. Safe to call twice."""
+        if self._writer is not None and self._taken_at != self._engine.step:
+            self._take()
+        self._guarded(lambda writer: writer.close())
+        self._writer = None
+
+    def close(self) -> None:
+        """End the recording, and close the engine. Safe to call twice."""
+        try:
+            self.end_recording()
+        finally:
+            self._engine.close()
+
+    def _take(self, stalled: bool = False) -> None:
+        self._guarded(lambda writer: self._write_moment(writer, stalled))
+
+    def _write_moment(self, writer: RecordingWriter, stalled: bool) -> None:
+        engine = self._engine
+        phase = "done" if engine.done else f"stuck: {engine.stuck_reason}" if engine.stuck_reason else "running"
+        snapshot = engine.snapshot(phase=phase, speed=None, steps_per_s=None, next_event=self._next_event)
+        if snapshot.events:
+            self._next_event = snapshot.events[-1].number + 1
+        device, host = self._fill()
+        frame = Frame(self._encoder.encode(snapshot), device, host, stalled)
+        writer.add_moment(engine.step, frame, marks_of(snapshot.events))
+        self._taken_at = engine.step
+
+    def _fill(self) -> tuple[Tier, Tier | None]:
+        """Write the arrays into the buffer that was not used last, and return it."""
+        engine = self._engine
+        num_device, num_host = engine.pool_size("device") or 0, engine.pool_size("host")
+        for device, host in self._buffers[:1]:
+            fits = device.arrays.num_blocks == num_device
+            if not fits or (host is not None and host.arrays.num_blocks != num_host):
+                self._buffers.clear()
+        if len(self._buffers) < 2:
+            self._buffers.append((Tier.empty(num_device), None if num_host is None else Tier.empty(num_host)))
+        else:
+            self._buffers.reverse()
+        tiers = self._buffers[-1]
+        names: tuple[TierName, TierName] = ("device", "host")
+        for name, tier in zip(names, tiers, strict=True):
+            if tier is not None:
+                engine.arrays(name, tier.arrays)
+        return tiers
+
+    def _guarded(self, work: Callable[[RecordingWriter], None]) -> None:
+        if self._writer is None:
+            return
+        try:
+            work(self._writer)
+            self.written_bytes = self._writer.written_bytes
+        except OSError as error:
+            self.failure = f"the recording ended at step {self._engine.step}: {error.strerror or error}"
+            self._writer.abandon()
+            self._writer = None
+
+
+def default_every(options: EngineOptions, *, every_step: bool) -> int:
+    """Return the steps between two moments when none were asked for.
+
+    Args:
+        options: The engine.
+        every_step: Whether the run is paced, so that a moment a step costs little; else ``DEFAULT_EVERY``.
+    """
+    blocks = options.num_blocks
+    blocks += round(blocks * options.swap_ratio) if options.num_swap_blocks is None else options.num_swap_blocks
+    return (1 if every_step else DEFAULT_EVERY) * max(1, -(-blocks // _USUAL_BLOCKS))
+
+
+def record_engine(engine: Engine, options: EngineOptions, order: RecordOrder, *, attached: bool = False) -> Engine:
+    """Return ``engine`` as one that writes a recording until it is closed.
+
+    Args:
+        engine: A new engine; nobody else may use it from here on.
+        options: What it was built from.
+        order: Where to, and how often.
+        attached: Whether other programs may use its blocks.
+
+    Raises:
+        UserError: The file is there already, or cannot be made.
+        KvtopError: The trace that drives the engine cannot be read again.
+    """
+    path, every = order.path, order.every
+    if every is None:
+        every = default_every(options, every_step=options.speed is not None)
+    try:
+        file = open(path, "xb", buffering=0)  # noqa: SIM115 - the writer closes it
+    except FileExistsError:
+        raise UserError(f"--record {path}: exists already; choose another name") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"--record {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        header = RecordingHeader(order.kvtop_version, options, every, trace_crc(options.trace), attached)
+        recorded = RecordedEngine(engine, RecordingWriter(file, header), every)
+    except OSError as error:
+        file.close()
+        raise KvtopError(f"--record {path}: {error.strerror or error}") from None
+    return cast("Engine", recorded)
+
+
+def trace_crc(path: str | None) -> int | None:
+    """Return the CRC-32 of a trace file's bytes; ``None`` without one."""
+    if path is None:
+        return None
+    crc = 0
+    with open(os.fspath(path), "rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc

@@ -1,0 +1,224 @@
+"""RecordedSource and RecordedOperations: a recording as if it were an engine that can also be wound back.
+
+Time goes by the reader's clock: a reading shows the last moment that is due. Nothing runs in between, so a recording
+that nobody reads costs nothing. What was not recorded, such as block tables, is not known.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from allocator.commands import Command, Pause, Resume, SetSpeed, Step, command_name
+from allocator.config import STEP_S
+from allocator.plans import Outcome, Plan
+from kvtop.errors import SourceError
+from kvtop.model.observation import Focus, Observation
+from kvtop.recording.framing import Mark, RecordingError
+from kvtop.recording.reader import Recording
+
+_READ_ONLY: Final = "a recording takes no commands"
+_NO_HOST_TIER: Final = "the recorded engine had no host tier"
+#: Moments that a reading goes on by at most when played as fast as possible.
+_FAST_MOMENTS: Final = 64
+
+
+class RecordedSource:
+    """Plays a recording.
+
+    Args:
+        recording: The recording; the source's from here on.
+        name: The target's name.
+        speed: Virtual seconds a real second; ``None`` is as fast as it can be read.
+        paused: Stand still until told otherwise.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        name: str = "recording",
+        speed: float | None = 1.0,
+        paused: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.recording = recording
+        self.missing: Mapping[str, str] = {"operations": _READ_ONLY}
+        self._speed = speed
+        self._paused = paused
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._number = recording.first
+        self._is_closed = False
+        self._anchor()
+
+    # ---- reading
+
+    def read(self, focus: Focus, timeout_s: float) -> Observation:
+        """Return the moment that is due; its phase and speed are the player's.
+
+        Raises:
+            SourceError: The recording is damaged there, or the source is closed.
+        """
+        with self._lock:
+            self._check_open()
+            self._play()
+            try:
+                moment = self.recording.moment(self._number)
+            except RecordingError as error:
+                raise SourceError(str(error)) from None
+            self.missing = {"operations": _READ_ONLY, **({} if moment.host else {"host-tier": _NO_HOST_TIER})}
+            events = tuple(event for event in moment.recent if event.number >= focus.next_event)
+            snapshot = msgspec.structs.replace(
+                moment.snapshot,
+                phase=self._phase(moment.snapshot.phase),
+                speed=self._speed,
+                events=events,
+                notes=(*moment.snapshot.notes, *self._notes()),
+            )
+            return Observation(snapshot, moment.device, moment.host)
+
+    def close(self) -> None:
+        """Close the recording. Safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+            self.recording.close()
+
+    # ---- the player
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it stands still."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Stand still at the moment that is due."""
+        with self._lock:
+            self._check_open()
+            self._play()
+            self._paused = True
+
+    def resume(self) -> bool:
+        """Play on from here; false at the end."""
+        with self._lock:
+            self._check_open()
+            self._paused = False
+            self._anchor()
+            return self._number < self.recording.last
+
+    def set_speed(self, speed: float | None) -> None:
+        """Play at ``speed`` virtual seconds a real second; ``None`` is as fast as possible."""
+        with self._lock:
+            self._check_open()
+            self._play()
+            self._speed = speed
+            self._anchor()
+
+    def go_to(self, step: int) -> int:
+        """Go to the last moment at or before ``step``, and return its step."""
+        with self._lock:
+            self._check_open()
+            return self._put(self.recording.at(max(0, step)))
+
+    def scrub(self, moments: int) -> int:
+        """Pause, go forward (or back) by so many moments as far as there are, and return the step."""
+        with self._lock:
+            self._check_open()
+            self._play()
+            self._paused = True
+            number = self._number
+            for _ in range(abs(moments)):
+                beside = self.recording.beside(number, 1 if moments > 0 else -1)
+                if beside is None:
+                    break
+                number = beside
+            return self._put(number)
+
+    def scrub_time(self, seconds: float) -> int:
+        """Pause, go forward (or back) by so much virtual time, by one moment at least, and return the step."""
+        with self._lock:
+            self._check_open()
+            self._play()
+            self._paused = True
+            number = self.recording.at(max(0, self.recording.step_of(self._number) + round(seconds / STEP_S)))
+            if number == self._number or (number > self._number) != (seconds > 0):
+                number = self.recording.beside(self._number, 1 if seconds > 0 else -1) or self._number
+            return self._put(number)
+
+    def jump(self, marks: Mark, way: int = 1) -> int | None:
+        """Pause at the next (``way`` 1) or previous (-1) moment with one of ``marks``; ``None`` when there is none."""
+        with self._lock:
+            self._check_open()
+            self._play()
+            self._paused = True
+            number = self.recording.marked(self._number, marks, way)
+            return None if number is None else self._put(number)
+
+    def _put(self, number: int) -> int:
+        self._number = number
+        self._anchor()
+        return self.recording.step_of(number)
+
+    def _anchor(self) -> None:
+        self._anchor_s, self._anchor_step = self._clock(), self.recording.step_of(self._number)
+
+    def _play(self) -> None:
+        """Go on to the moment that is due; never back."""
+        if self._paused or self._number >= self.recording.last:
+            return
+        if self._speed is None:
+            for _ in range(_FAST_MOMENTS):
+                self._number = self.recording.beside(self._number, 1) or self._number
+            return
+        due = self._anchor_step + math.floor((self._clock() - self._anchor_s) * self._speed / STEP_S + 1e-6)
+        self._number = max(self._number, self.recording.at(due))
+
+    def _phase(self, recorded: str) -> str:
+        if recorded.startswith(("failed", "stuck")):
+            return recorded
+        if self._number >= self.recording.last:
+            return "done"
+        return "paused" if self._paused else "running"
+
+    def _notes(self) -> tuple[str, ...]:
+        return () if self.recording.damage is None else (f"the recording is incomplete: {self.recording.damage}",)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SourceError("the recording was closed")
+
+
+class RecordedOperations:
+    """The door of a recording: it can be played, and takes no other command."""
+
+    def __init__(self, source: RecordedSource) -> None:
+        self._source = source
+
+    def plan(self, command: Command, timeout_s: float = 5.0) -> Plan:
+        """Return what ``command`` would do; see ``Operations``."""
+        if isinstance(command, Pause | Resume | Step | SetSpeed):
+            return Plan(summary=f"{command_name(command)} the recording")
+        return Plan(summary=command_name(command), refusal=_READ_ONLY)
+
+    def apply(self, command: Command, timeout_s: float = 60.0) -> Outcome:
+        """Play as ``command`` says; see ``Operations``."""
+        match command:
+            case Pause():
+                self._source.pause()
+                return Outcome(ok=True, message="paused")
+            case Resume():
+                is_on = self._source.resume()
+                return Outcome(ok=is_on, message="playing" if is_on else "the recording ends here")
+            case Step(moments):
+                return Outcome(ok=True, message=f"step {self._source.scrub(moments):,}")
+            case SetSpeed(speed):
+                self._source.set_speed(speed)
+                return Outcome(ok=True, message="speed max" if speed is None else f"speed {speed:g}")
+        return Outcome(ok=False, message=f"{command_name(command)}: {_READ_ONLY}")
