@@ -395,6 +395,45 @@ def check_command(ctx: click.Context, /, threads: int | None, **params: Any) -> 
     return run_threads(options, threads=threads, operations=params["steps"], as_json=params["as_json"])
 
 
+@cli.command("replay")
+@click.argument("files", metavar="FILE", nargs=-1, required=True)
+@click.option("--at", type=_whole(0, 2**63 - 1), metavar="STEP", help="Begin there, or print that step (the last one).")
+@click.option("--speed", type=_SPEED, metavar="X|max", default="1", help="Virtual seconds a real second (1).")
+@click.option("--report", "as_text", is_flag=True, help="Print the report as of a step instead of the screen.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the screen.")
+@click.option("--diff", "is_diff", is_flag=True, help="Print the first step at which two recordings differ.")
+@click.option("--verify", "is_verify", is_flag=True, help="Run it again, and compare moment for moment.")
+def replay_command(
+    files: tuple[str, ...],
+    at: int | None,
+    speed: float | None,
+    as_text: bool,
+    as_json: bool,
+    is_diff: bool,
+    is_verify: bool,
+) -> int:
+    """Open a recording in the console, to be played, stopped and wound back.
+
+    space stops and goes on, [ and ] go a second back and on, comma and full stop a moment; n and b go to the next and
+    the last preemption, eviction, fault or command, of the kind that i chooses.
+
+    Exit code 1: --diff or --verify found a difference.
+    """
+    if is_diff and is_verify:
+        raise UserError("--diff and --verify: one of the two, not both")
+    if len(files) != (2 if is_diff else 1):
+        raise UserError(f"FILE: {len(files)} given; --diff takes two, everything else one")
+    from kvtop import replay
+
+    if is_diff:
+        return replay.diff(files[0], files[1], as_json=as_json)
+    if is_verify:
+        return replay.verify(files[0], as_json=as_json)
+    if as_json or as_text:
+        return replay.tell(files[0], at=at, as_json=as_json)
+    return replay.show(files[0], at=at, speed=speed)
+
+
 @cli.group("bench", no_args_is_help=False)
 def bench_group() -> None:
     """Measure the allocator on this machine."""

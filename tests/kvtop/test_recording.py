@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import random
@@ -130,10 +131,8 @@ def readable(data: bytes) -> dict[int, tuple[object, ...]]:
     found = {}
     number: int | None = recording.first
     while number is not None:
-        try:
+        with contextlib.suppress(RecordingError):
             found[number] = told(recording.moment(number))
-        except RecordingError:
-            pass
         number = recording.beside(number, 1)
     return found
 
