@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus
 from kvtop.model.reduce import fail, reduce
@@ -41,6 +43,12 @@ class Attachment:
             focus = Focus(self._focus_seq, self._focus_block, self._next_event)
             try:
                 observation = self.source.read(focus, timeout_s)
+                before = self.view.snapshot
+                if before is not None and observation.snapshot.step < before.step:
+                    # A recording was wound back: nothing that was known of later steps has happened yet.
+                    self.view = View(source=self.source.name, generation=self.view.generation)
+                    self._next_event = 0
+                    observation = self.source.read(msgspec.structs.replace(focus, next_event=0), timeout_s)
             except SourceError as error:
                 self.view = fail(self.view, str(error))
                 return self.view

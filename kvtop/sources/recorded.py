@@ -94,6 +94,11 @@ class RecordedSource:
     # ---- the player
 
     @property
+    def step(self) -> int:
+        """Step of the moment shown last."""
+        return self.recording.step_of(self._number)
+
+    @property
     def is_paused(self) -> bool:
         """Whether it stands still."""
         return self._paused

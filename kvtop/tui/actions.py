@@ -8,10 +8,11 @@ from typing import Final, Literal
 
 from textual.binding import Binding, BindingType
 
-Group = Literal["look", "run", "act", "program"]
+Group = Literal["look", "run", "wind", "act", "program"]
 GROUP_TITLES: Final[dict[Group, str]] = {
     "look": "Look",
     "run": "Run",
+    "wind": "Wind a recording",
     "act": "Act (shows the plan first)",
     "program": "Program",
 }
@@ -74,6 +75,12 @@ ACTIONS: Final = (
     Action("speed('up')", ("plus", "equals_sign"), "+", "speed", "twice the speed", "run", operates=True, rank=19),
     Action("speed('down')", ("minus",), "-", "", "half the speed", "run", operates=True),
     Action("speed('max')", ("m",), "m", "", "as fast as possible", "run", operates=True),
+    Action("wind('back')", ("left_square_bracket",), "[ ]", "", "stop, and go a virtual second back or on", "wind"),
+    Action("wind('on')", ("right_square_bracket",), "]", "", "", "wind"),
+    Action("wind('moment')", ("comma",), ",", "", "stop, and go one recorded moment back; . goes one on", "wind"),
+    Action("jump('next')", ("n",), "n b", "", "go to the next or the last event of the kind looked for", "wind"),
+    Action("jump('last')", ("b",), "b", "", "", "wind"),
+    Action("jump_kind", ("i",), "i", "", "look for preemptions, evictions, faults, commands, or any of them", "wind"),
     _act(5, "swap_out", "S", "out", "swap the selected sequence out to the host tier"),
     _act(12, "swap_in", "I", "in", "swap the selected sequence in again"),
     _act(6, "compact", "C", "compact", "move blocks together; choose the goal"),

@@ -56,6 +56,8 @@ from kvtop.attachment import Attachment
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, KvtopError
 from kvtop.model import format as fmt
 from kvtop.model.view import View
+from kvtop.recording.framing import Mark
+from kvtop.sources.recorded import RecordedSource
 from kvtop.tui import cells
 from kvtop.tui.actions import Action, action_of, bindings
 from kvtop.tui.background import Background
@@ -89,6 +91,14 @@ _GOALS: Final[tuple[tuple[str, CompactGoal], ...]] = (
     ("pack low", "pack-low"),
     ("longest run", "longest-run"),
     ("by sequence", "by-sequence"),
+)
+#: What the keys that jump in a recording look for.
+_JUMPS: Final = (
+    ("event of interest", Mark.PREEMPTION | Mark.EVICTION | Mark.FAULT | Mark.COMMAND),
+    ("preemption", Mark.PREEMPTION),
+    ("eviction", Mark.EVICTION),
+    ("fault", Mark.FAULT),
+    ("command", Mark.COMMAND),
 )
 _POLICIES: Final[tuple[tuple[str, Policy], ...]] = (
     ("first come", "fcfs"),
@@ -174,6 +184,7 @@ class KvtopApp(App[None]):
         self._note_until_s = 0.0
         self._told: tuple[str, ...] = ()
         self._busy = False
+        self._jump = 0
         self._ascii = AsciiFilter() if self.look.ascii_only else None
 
     def get_line_filters(self) -> list[LineFilter]:
@@ -479,7 +490,12 @@ class KvtopApp(App[None]):
 
     def refusal(self, action: Action) -> str | None:
         """Return why ``action`` cannot be done on this engine; ``None`` when it can, or may yet."""
-        if not action.operates or self.attachment is None:
+        if self.attachment is None:
+            return None
+        is_recording = isinstance(self.attachment.source, RecordedSource)
+        if action.group == "wind":
+            return None if is_recording else "only a recording can be wound back"
+        if not action.operates or (is_recording and action.group == "run"):
             return None
         return self.attachment.source.missing.get("operations")
 
@@ -553,6 +569,47 @@ class KvtopApp(App[None]):
                 self._apply(Step(1))
             else:
                 self.say("pause first (space), then step")
+
+    def action_wind(self, way: str) -> None:
+        def wind(source: RecordedSource) -> Outcome:
+            step = source.scrub(-1) if way == "moment" else source.scrub_time(-1.0 if way == "back" else 1.0)
+            return Outcome(ok=True, message=f"step {fmt.count(step)}")
+
+        self._wind(wind)
+
+    def action_jump(self, way: str) -> None:
+        name, marks = _JUMPS[self._jump]
+
+        def jump(source: RecordedSource) -> Outcome:
+            step = source.jump(marks, 1 if way == "next" else -1)
+            where = "after" if way == "next" else "before"
+            if step is None:
+                return Outcome(ok=False, message=f"no {name} {where} this moment")
+            return Outcome(ok=True, message=f"{name} at step {fmt.count(step)}")
+
+        self._wind(jump)
+
+    def action_jump_kind(self) -> None:
+        if self._may("jump_kind") is not None:
+            self._jump = (self._jump + 1) % len(_JUMPS)
+            self.say(f"n and b go to the next and the last {_JUMPS[self._jump][0]}")
+
+    def _wind(self, work: Callable[[RecordedSource], Outcome]) -> None:
+        """Wind the recording on the command thread: its file is read for that."""
+        attachment = self._may("wind")
+        if attachment is None or not isinstance(attachment.source, RecordedSource):
+            return
+        source = attachment.source
+
+        def run() -> None:
+            try:
+                outcome = work(source)
+            except KvtopError as error:
+                outcome = Outcome(ok=False, message=_reason(error))
+            self._post(CommandFinished(Pause(), outcome))
+
+        if not self._background.submit(run):
+            self.say("too many commands are waiting", "bad")
 
     def _may_run(self, name: str) -> bool:
         """Return whether the engine can be set going or stopped at all; else say why not."""

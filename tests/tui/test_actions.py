@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import msgspec
@@ -34,7 +36,12 @@ from allocator.plans import Outcome, Plan
 from allocator.reuse import Prediction, ReuseSummary
 from allocator.workload_facts import WorkloadFacts
 from kvtop.attachment import Attachment
+from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import SourceError
+from kvtop.recording.frames import RecordingHeader
+from kvtop.recording.reader import Recording
+from kvtop.recording.writer import RecordedEngine, RecordingWriter
+from kvtop.sources.recorded import RecordedOperations, RecordedSource
 from kvtop.tui.actions import ACTIONS
 from kvtop.tui.app import next_speed
 from kvtop.tui.messages import PlanReady
@@ -353,6 +360,103 @@ def test_speeds_stay_within_bounds(speed, way, expected):
 
 
 # Acting -------------------------------------------------------------------------------------------------------------
+
+
+def _recording(steps: int = 400) -> RecordedSource:
+    """Return a paused recording of a small engine under pressure, with one command in it."""
+    file = io.BytesIO()
+    options = EngineOptions(num_blocks=96, num_swap_blocks=48, geometry="none", speed=None, seed=3)
+    engine, _ = build_engine(options)
+    recorded = RecordedEngine(engine, RecordingWriter(file, RecordingHeader("test", options, 10)), every=10)
+    recorded.advance(200)
+    recorded.apply(EvictCached(1))
+    recorded.advance(steps - 200)
+    data = file.getvalue()
+    recorded.close()
+    return RecordedSource(Recording(io.BytesIO(data)), paused=True)
+
+
+@asynccontextmanager
+async def _winding(at: int):
+    """A console on a recording, stopped at a step."""
+    source = _recording()
+    source.go_to(at)
+    async with console(source=source, operations=RecordedOperations(source)) as c:
+
+        async def wind(key: str, step: int, note: str = "") -> None:
+            await c.press(key)
+            await c.until(lambda: note in c.note() and source.step == step, f"step {step} after {key}: {c.note()}")
+            await c.poll()
+            assert c.app.view.snapshot.step == step
+            assert all(event.step <= step for event in c.app.view.events)
+            assert f" step {step:,} " in c.text_of("Header")
+
+        yield c, wind
+
+
+async def test_action_wind_back():
+    async with _winding(100) as (_c, wind):
+        await wind("left_square_bracket", 60, "step 60")
+        await wind("left_square_bracket", 20)
+        await wind("left_square_bracket", 0)
+        await wind("left_square_bracket", 0)
+
+
+async def test_action_wind_on():
+    async with _winding(330) as (_c, wind):
+        await wind("right_square_bracket", 370, "step 370")
+        await wind("right_square_bracket", 400)
+        await wind("right_square_bracket", 400)
+
+
+async def test_action_wind_moment():
+    async with _winding(100) as (_c, wind):
+        await wind("comma", 90)
+        await wind("full_stop", 100)
+
+
+async def test_action_jump_kind():
+    async with _winding(0) as (c, _wind):
+        for kind in ("preemption", "eviction", "fault", "command", "event of interest"):
+            await c.press("i")
+            assert c.note().strip() == f"n and b go to the next and the last {kind}"
+
+
+async def test_action_jump_next():
+    async with _winding(0) as (c, wind):
+        await c.press("i", "i", "i", "i")
+        await wind("n", 200, "command at step 200")
+        assert any(event.kind == "command" for event in c.app.view.events)
+        await wind("n", 200, "no command after this moment")
+
+
+async def test_action_jump_last():
+    async with _winding(400) as (c, wind):
+        await c.press("i", "i", "i", "i")
+        await wind("b", 200, "command at step 200")
+        await wind("b", 200, "no command before this moment")
+
+
+async def test_a_recording_plays_and_takes_no_commands():
+    async with _winding(100) as (c, _wind):
+        assert "PAUSED" in c.text_of("Header")
+        await c.press("space")
+        await c.until(lambda: "playing" in c.note(), "the play")
+        await c.press("C")
+        assert c.note().strip() == "refused: a recording takes no commands"
+        await c.press("question_mark")
+        text = c.app.screen.text().plain
+        assert "Wind a recording\n" in text
+        assert "Run\n" in text
+        assert "not here: a recording takes no commands" in text
+
+
+async def test_an_engine_cannot_be_wound_back():
+    async with console() as c:
+        for action in ACTIONS:
+            if action.group == "wind":
+                await c.press(action.keys[0])
+                assert c.note().strip() == "refused: only a recording can be wound back", action.name
 
 
 async def test_action_swap_out():
