@@ -75,12 +75,24 @@ ACTIONS: Final = (
     Action("speed('up')", ("plus", "equals_sign"), "+", "speed", "twice the speed", "run", operates=True, rank=19),
     Action("speed('down')", ("minus",), "-", "", "half the speed", "run", operates=True),
     Action("speed('max')", ("m",), "m", "", "as fast as possible", "run", operates=True),
-    Action("wind('back')", ("left_square_bracket",), "[ ]", "", "stop, and go a virtual second back or on", "wind"),
+    Action(
+        "wind('back')",
+        ("left_square_bracket",),
+        "[ ]",
+        "wind",
+        "stop, and go a virtual second back or on",
+        "wind",
+        rank=3,
+    ),
     Action("wind('on')", ("right_square_bracket",), "]", "", "", "wind"),
     Action("wind('moment')", ("comma",), ",", "", "stop, and go one recorded moment back; . goes one on", "wind"),
-    Action("jump('next')", ("n",), "n b", "", "go to the next or the last event of the kind looked for", "wind"),
+    Action(
+        "jump('next')", ("n",), "n b", "jump", "go to the next or the last event of the kind looked for", "wind", rank=4
+    ),
     Action("jump('last')", ("b",), "b", "", "", "wind"),
-    Action("jump_kind", ("i",), "i", "", "look for preemptions, evictions, faults, commands, or any of them", "wind"),
+    Action(
+        "jump_kind", ("i",), "i", "kind", "look for preemptions, evictions, faults, commands, or all", "wind", rank=5
+    ),
     _act(5, "swap_out", "S", "out", "swap the selected sequence out to the host tier"),
     _act(12, "swap_in", "I", "in", "swap the selected sequence in again"),
     _act(6, "compact", "C", "compact", "move blocks together; choose the goal"),

@@ -165,7 +165,8 @@ class Footer(Lines):
         text = line(" ")
         room = width - 1
         kept = []
-        for action in sorted((a for a in ACTIONS if a.rank), key=lambda a: a.rank):
+        here = [a for a in ACTIONS if a.rank and not (a.group == "wind" and self._refusal(a))]
+        for action in sorted(here, key=lambda a: a.rank):
             room -= len(action.shown) + len(action.label) + 3
             if room < -2:
                 break
