@@ -286,7 +286,7 @@ _ENGINE_OPTIONS: Final = (
     _option(
         "--record-every",
         type=_whole(1, 1 << 40),
-        help="Steps between two recorded moments (paced runs 1; at full speed 20; more for large pools).",
+        help="Steps between two recorded moments (paced runs 1; at full speed 40; more for large pools).",
     ),
     _option("--metrics-port", type=_whole(0, 65535), help="Serve Prometheus metrics; 0 takes a free port."),
     _option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1)."),
@@ -488,6 +488,15 @@ def bench_observer(rounds: int, as_json: bool) -> int:
     from kvtop.bench.suites import run_bench_observer
 
     return run_bench_observer(rounds=rounds, as_json=as_json)
+
+
+@bench_group.command("record")
+@_with(_BENCH_OPTIONS)
+def bench_record(rounds: int, as_json: bool) -> int:
+    """Time a run at full speed with a recording and without, and weigh the recording."""
+    from kvtop.bench.suites import run_bench_record
+
+    return run_bench_record(rounds=rounds, as_json=as_json)
 
 
 @cli.group("export", no_args_is_help=False)

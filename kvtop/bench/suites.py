@@ -13,6 +13,7 @@ from kvtop.bench.figures import Figure
 from kvtop.bench.locks import LockSizes, compare_layers
 from kvtop.bench.observer import ObserverSizes, measure_observer
 from kvtop.bench.pools import measure_pairs, measure_scaling
+from kvtop.bench.recording import RecordSizes, measure_recording
 from kvtop.bench.sequences import measure_decode, measure_prefix
 from kvtop.bench.threads import measure_threads
 from kvtop.bench.watching import measure_statistics
@@ -99,6 +100,12 @@ def run_bench_observer(*, rounds: int, as_json: bool, sizes: ObserverSizes | Non
     """
     say(f"observer: {rounds} rounds, after the engine has warmed up")
     return _print("observer", rounds, list(measure_observer(rounds, sizes or ObserverSizes())), as_json)
+
+
+def run_bench_record(*, rounds: int, as_json: bool, sizes: RecordSizes | None = None) -> int:
+    """Measure what a recording costs a run, and its size, print it, and return the exit code."""
+    say(f"recording: {rounds} rounds")
+    return _print("record", rounds, list(measure_recording(rounds, sizes or RecordSizes())), as_json)
 
 
 def _print(benchmark: str, rounds: int, found: Sequence[Figure], as_json: bool) -> int:

@@ -143,9 +143,11 @@ def pack_delta(frame: Frame, before: Frame) -> bytes:
     parts = []
     for tier, old in zip(frame.tiers, before.tiers, strict=True):
         at = np.flatnonzero(tier.words != old.words)
+        gaps = at.astype("<u4")
+        gaps[1:] -= gaps[:-1].copy()
         parts += [
             _COUNT.pack(len(at)),
-            np.diff(at, prepend=0).astype("<u4").tobytes(),
+            gaps.tobytes(),
             (tier.words[at] ^ old.words[at]).astype("<u8", copy=False).tobytes(),
         ]
     return _pack(frame.stalled, frame.snapshot, before.snapshot, parts)

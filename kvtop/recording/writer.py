@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from allocator.commands import Command
+from allocator.config import STEP_S
 from allocator.ids import Tier as TierName
 from allocator.plans import Outcome
 from allocator.snapshot import Snapshot
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 #: Moments from one key frame to the next.
 KEY_EVERY: Final = 256
-#: Steps between two moments of a run at full speed, when not asked for.
-DEFAULT_EVERY: Final = 20
+#: Steps between two moments of a run at full speed, when not asked for: one virtual second.
+DEFAULT_EVERY: Final = round(1 / STEP_S)
 #: Blocks of both tiers above which the default interval grows with them, so that a step's cost does not.
 _USUAL_BLOCKS: Final = 16_384
 MAX_EVERY: Final = 1 << 40

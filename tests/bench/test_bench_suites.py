@@ -11,8 +11,16 @@ from kvtop.bench.figures import Figure, as_text, number, ratio_figure, spread
 from kvtop.bench.locks import Comparison, LockSizes, Side
 from kvtop.bench.observer import ObserverSizes
 from kvtop.bench.pools import make_manager, measure_memory
+from kvtop.bench.recording import RecordSizes
 from kvtop.bench.sequences import decode_load, decode_step_us, prefix_load, run_prefix
-from kvtop.bench.suites import GROUPS, Sizes, run_bench_allocator, run_bench_locks, run_bench_observer
+from kvtop.bench.suites import (
+    GROUPS,
+    Sizes,
+    run_bench_allocator,
+    run_bench_locks,
+    run_bench_observer,
+    run_bench_record,
+)
 from kvtop.bench.threads import run_threads
 from kvtop.cli import BENCH_GROUPS, run
 
@@ -187,3 +195,19 @@ def test_a_failing_thread_is_not_lost():
 
     with pytest.raises(OutOfBlocks):
         run_threads(2, 0.01, work)
+
+
+def test_the_recording_benchmark_runs(capsys):
+    sizes = RecordSizes(steps=120, num_blocks=256)
+    assert run_bench_record(rounds=1, as_json=True, sizes=sizes) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert [f["what"] for f in figures] == [
+        "steps alone",
+        "every 40 steps, time ÷ alone",
+        "every 40 steps, size",
+        "every 40 steps, size ÷ raw block map",
+        "every step, time ÷ alone",
+        "every step, size",
+        "every step, size ÷ raw block map",
+    ]
+    assert 0 < figures[-1]["median"] < 1

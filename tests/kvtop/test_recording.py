@@ -248,5 +248,5 @@ def test_an_existing_file_is_not_written_over(tmp_path: object) -> None:
 
 def test_the_interval_grows_with_the_pool() -> None:
     assert default_every(SMALL, every_step=True) == 1
-    assert default_every(SMALL, every_step=False) == 20
+    assert default_every(SMALL, every_step=False) == 40
     assert default_every(EngineOptions(num_blocks=2**20, num_swap_blocks=0), every_step=True) == 64
