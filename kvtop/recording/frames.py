@@ -43,14 +43,14 @@ class RecordingHeader(msgspec.Struct, frozen=True):
         kvtop_version: The program that wrote the recording.
         options: The engine.
         every: Steps between two moments.
-        trace_crc: CRC-32 of the trace file's bytes; ``None`` without a trace.
+        load_crc: CRC-32 of the trace or workload file; ``None`` without one.
         attached: Whether other programs could use the engine's blocks, so that it cannot be run again.
     """
 
     kvtop_version: str
     options: EngineOptions
     every: int
-    trace_crc: int | None = None
+    load_crc: int | None = None
     attached: bool = False
 
 

@@ -15,7 +15,7 @@ from kvtop.errors import UserError
 from kvtop.recording.compare import differences
 from kvtop.recording.frames import RecordedCommand
 from kvtop.recording.reader import Moment, Recording
-from kvtop.recording.writer import trace_crc
+from kvtop.recording.writer import load_crc
 
 if TYPE_CHECKING:
     from allocator.engine import Engine
@@ -48,8 +48,8 @@ def rerun(recording: Recording, after_moment: Callable[[int], object] = lambda s
         after_moment: Called with the step after each moment that was the same.
 
     Raises:
-        UserError: It cannot be run again: other programs took part, its trace is gone or another, or its pools do not
-            fit here.
+        UserError: It cannot be run again: other programs took part, the file that its requests come from is gone or
+            another, or its pools do not fit here.
         RecordingError: The recording is damaged.
     """
     header = recording.header
@@ -57,8 +57,9 @@ def rerun(recording: Recording, after_moment: Callable[[int], object] = lambda s
         raise UserError(f"{recording.name}: other programs could use its blocks (--publish), so it cannot be run again")
     engine, _ = build_engine(msgspec.structs.replace(header.options, speed=None))
     try:
-        if trace_crc(header.options.trace) != header.trace_crc:
-            raise UserError(f"{recording.name}: its trace {header.options.trace} has changed since")
+        if load_crc(header.options) != header.load_crc:
+            file = header.options.trace or header.options.workload_file
+            raise UserError(f"{recording.name}: the file its requests come from, {file}, has changed since")
         moments = commands = 0
         step = 0
         for item in recording.story():

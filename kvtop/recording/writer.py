@@ -284,7 +284,7 @@ def record_engine(engine: Engine, options: EngineOptions, order: RecordOrder, *,
     except (OSError, ValueError) as error:
         raise UserError(f"--record {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        header = RecordingHeader(order.kvtop_version, options, every, trace_crc(options.trace), attached)
+        header = RecordingHeader(order.kvtop_version, options, every, load_crc(options), attached)
         recorded = RecordedEngine(engine, RecordingWriter(file, header), every)
     except OSError as error:
         file.close()
@@ -292,8 +292,9 @@ def record_engine(engine: Engine, options: EngineOptions, order: RecordOrder, *,
     return cast("Engine", recorded)
 
 
-def trace_crc(path: str | None) -> int | None:
-    """Return the CRC-32 of a trace file's bytes; ``None`` without one."""
+def load_crc(options: EngineOptions) -> int | None:
+    """Return the CRC-32 of the file that the requests come from; ``None`` without one."""
+    path = options.trace or options.workload_file
     if path is None:
         return None
     crc = 0

@@ -21,6 +21,7 @@ from allocator.commands import (
     InjectFault,
     Pin,
     Resize,
+    SetLoad,
     SetPolicy,
     SubmitLoad,
     VerifyContents,
@@ -34,12 +35,14 @@ from kvtop.recording.reader import Recording
 from kvtop.recording.rerun import rerun
 from kvtop.recording.writer import RecordedEngine, RecordingWriter
 from kvtop.runner import EngineRunner
+from kvtop.workloads.catalog import WORKLOADS
 
 COMMANDS = {
     110: SubmitLoad(40, 20, 30),
     113: EvictCached(None),
     150: Resize(140),
     155: Compact("pack-low"),
+    160: SetLoad(rate_scale=2.0, size_scale=0.5),
     171: SetPolicy("sjf"),
     188: Cancel(10**6),
     205: Resize(90),
@@ -64,6 +67,14 @@ def test_a_run_is_the_same_when_it_is_run_again(options: EngineOptions, every: i
     assert done.commands == len(COMMANDS)
     assert done.step == recording.last_step
     assert done.moments >= 600 // every
+
+
+@pytest.mark.parametrize("workload", list(WORKLOADS))
+def test_every_workload_is_the_same_when_it_is_run_again(workload: str) -> None:
+    options = EngineOptions(num_blocks=2048, geometry="none", speed=None, seed=2, workload=workload)
+    recording = opened(record(250, options=options, every=9, commands={100: SetLoad(2.0, 0.5)}))
+    done = rerun(recording)
+    assert (done.what, done.commands) == ((), 1)
 
 
 def test_a_run_that_was_paced_by_a_runner_is_the_same_at_full_speed() -> None:
