@@ -57,8 +57,10 @@ def run_console(
     """
     require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ)
     check_options(options)
-    if record is not None and os.path.lexists(record.path):
-        raise UserError(f"--record {record.path}: exists already; choose another name")
+    if record is not None:
+        from kvtop.recording.writer import check_order
+
+        check_order(record)
     from kvtop.tui.app import KvtopApp
 
     session = Session(options, max_steps=max_steps, in_process=in_process, publish=publish, record=record)

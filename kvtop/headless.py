@@ -219,13 +219,15 @@ def run_headless(
     """
     started_s = time.perf_counter() if started_s is None else started_s
     bounds, bound_notes = bounds_for(options, bounds)
+    if record is not None:
+        from kvtop.recording.writer import check_order, record_engine
+
+        check_order(record)
     engine, notes = build_engine(options)
     exporter: Exporter | None = None
     published: PublishedEngine | None = None
     try:
         if record is not None:
-            from kvtop.recording.writer import record_engine
-
             engine = record_engine(engine, options, record, attached=publish is not None)
         with Signals() as signals:
             if publish is not None:

@@ -261,6 +261,19 @@ def default_every(options: EngineOptions, *, every_step: bool) -> int:
     return (1 if every_step else DEFAULT_EVERY) * max(1, -(-blocks // _USUAL_BLOCKS))
 
 
+def check_order(order: RecordOrder) -> None:
+    """Raise unless the file can be new, before an engine is built for it.
+
+    Raises:
+        UserError: It is there already, or its folder is not.
+    """
+    if os.path.lexists(order.path):
+        raise UserError(f"--record {order.path}: exists already; choose another name")
+    folder = os.path.dirname(order.path)
+    if folder and not os.path.isdir(folder):
+        raise UserError(f"--record {order.path}: there is no folder {folder}")
+
+
 def record_engine(engine: Engine, options: EngineOptions, order: RecordOrder, *, attached: bool = False) -> Engine:
     """Return ``engine`` as one that writes a recording until it is closed.
 
@@ -274,13 +287,12 @@ def record_engine(engine: Engine, options: EngineOptions, order: RecordOrder, *,
         UserError: The file is there already, or cannot be made.
         KvtopError: The trace that drives the engine cannot be read again.
     """
+    check_order(order)
     path, every = order.path, order.every
     if every is None:
         every = default_every(options, every_step=options.speed is not None)
     try:
         file = open(path, "xb", buffering=0)  # noqa: SIM115 - the writer closes it
-    except FileExistsError:
-        raise UserError(f"--record {path}: exists already; choose another name") from None
     except (OSError, ValueError) as error:
         raise UserError(f"--record {path}: {getattr(error, 'strerror', None) or error}") from None
     try:

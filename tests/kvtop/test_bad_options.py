@@ -23,6 +23,7 @@ WHOLE = {
     "--steps": (1, 9007199254740992),
     "--threads": (1, 64),
     "--requests": (1, 9007199254740992),
+    "--record-every": (1, 1099511627776),
 }
 REAL = {
     "--swap-ratio": ("0", "64", "-0.001", "64.001", "a number from 0 to 64"),
@@ -64,6 +65,10 @@ OTHER = {
     ],
     "--publish": [
         (["--publish", "a/b"], "--publish a/b: an engine's name is 1 to 40 letters, digits, '.', '_' and '-'"),
+    ],
+    "--record": [
+        (["--record", __file__], f"--record {__file__}: exists already; choose another name"),
+        (["--record", "/no/such/folder/x"], "--record /no/such/folder/x: there is no folder /no/such/folder"),
     ],
     "--trace": [
         (["--trace", "/no/such/file"], "--trace /no/such/file: no such file"),
@@ -223,6 +228,7 @@ def test_an_option_at_the_end_needs_its_value(option, capsys):
         (["--stamp", "--geometry", "none"], "--stamp with --geometry none: stamps need storage"),
         (["--until-done"], "--until-done: the workload chat never ends; give --requests, --steps or --duration"),
         (["--requests", "5", "--trace", "x"], "--requests 5: only for a synthetic workload, not together with --trace"),
+        (["--record-every", "2"], "--record-every 2: only together with --record FILE"),
         (["--skip-bad"], "--skip-bad: only together with --trace FILE"),
     ],
 )
