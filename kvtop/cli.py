@@ -401,6 +401,9 @@ def check_command(ctx: click.Context, /, threads: int | None, **params: Any) -> 
 @click.option("--speed", type=_SPEED, metavar="X|max", default="1", help="Virtual seconds a real second (1).")
 @click.option("--report", "as_text", is_flag=True, help="Print the report as of a step instead of the screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the screen.")
+@click.option(
+    "--export", "form", type=_one_of("svg", "html"), help="Print a picture of a step, or a page with its report."
+)
 @click.option("--diff", "is_diff", is_flag=True, help="Print the first step at which two recordings differ.")
 @click.option("--verify", "is_verify", is_flag=True, help="Run it again, and compare moment for moment.")
 def replay_command(
@@ -409,6 +412,7 @@ def replay_command(
     speed: float | None,
     as_text: bool,
     as_json: bool,
+    form: str | None,
     is_diff: bool,
     is_verify: bool,
 ) -> int:
@@ -429,6 +433,8 @@ def replay_command(
         return replay.diff(files[0], files[1], as_json=as_json)
     if is_verify:
         return replay.verify(files[0], as_json=as_json)
+    if form is not None:
+        return replay.export(files[0], at=at, form=form)
     if as_json or as_text:
         return replay.tell(files[0], at=at, as_json=as_json)
     return replay.show(files[0], at=at, speed=speed)

@@ -15,6 +15,7 @@ from kvtop.errors import EXIT_FAILED, EXIT_OK
 from kvtop.headless import say, write_out
 from kvtop.model.format import count
 from kvtop.recording.compare import first_difference
+from kvtop.recording.picture import to_html, to_svg
 from kvtop.recording.reader import Moment, Recording
 from kvtop.recording.rerun import rerun
 from kvtop.report import build_report, to_text
@@ -67,6 +68,22 @@ def tell(path: str, *, at: int | None, as_json: bool) -> int:
         return EXIT_OK
     finally:
         recording.close()
+
+
+def export(path: str, *, at: int | None, form: str) -> int:
+    """Print a picture of one moment, by default the last one, as ``svg`` or as a page with its report (``html``).
+
+    Raises:
+        RecordingError: The recording cannot be read, or that moment is damaged.
+    """
+    recording = Recording.open(path)
+    try:
+        moment = recording.moment(recording.last if at is None else recording.at(at))
+    finally:
+        recording.close()
+    name = os.path.basename(path)
+    write_out(to_svg(moment, name) if form == "svg" else to_html(moment, name, to_text(_report(moment))))
+    return EXIT_OK
 
 
 def diff(left_path: str, right_path: str, *, as_json: bool) -> int:
