@@ -70,7 +70,6 @@ class RecordingWriter:
         self._number = 0
         self._before: Frame | None = None
         self._left = 0
-        self._marks = Mark.NONE
         self._index: list[IndexEntry] = []
         self.written_bytes = 0
         self._write(start_bytes())
@@ -78,8 +77,6 @@ class RecordingWriter:
 
     def add_moment(self, step: int, frame: Frame, marks: Mark) -> None:
         """Append a moment. ``frame`` is compared with the next one, so its arrays must stay as they are until then."""
-        marks |= self._marks
-        self._marks = Mark.NONE
         before = self._before
         if before is None or self._left == 0 or before.sizes != frame.sizes:
             self._index.append(IndexEntry(self._number, self.written_bytes, step, marks))
@@ -93,8 +90,7 @@ class RecordingWriter:
         self._before = frame
 
     def add_command(self, done: RecordedCommand) -> None:
-        """Append an applied command; the moment after it bears its mark."""
-        self._marks |= Mark.COMMAND
+        """Append an applied command."""
         self._append(Kind.COMMAND, Mark.COMMAND, done.step, msgspec.msgpack.encode(done))
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from allocator.commands import EvictCached, Preempt, Resize
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import UserError
 from kvtop.recording.frames import RecordedCommand, RecordingHeader
-from kvtop.recording.framing import FOOTER, FORMAT_VERSION, HEAD_BYTES, MAGIC, START_BYTES, Mark, RecordingError
+from kvtop.recording.framing import FOOTER, FORMAT_VERSION, HEAD_BYTES, MAGIC, START_BYTES, Kind, Mark, RecordingError
 from kvtop.recording.reader import Moment, Recording
 from kvtop.recording.writer import RecordedEngine, RecordingWriter, RecordOrder, default_every, record_engine
 
@@ -174,6 +174,17 @@ def test_bytes_that_are_lost_or_repeated_in_the_middle_are_noticed(small: bytes)
         assert readable(small[: head.offset] + small[head.end :]).items() <= whole.items()
         again = small[: head.end] + small[head.offset :]
         assert readable(again).items() <= whole.items()
+
+
+def test_a_command_that_is_lost_is_noticed(small: bytes) -> None:
+    recording = opened(small)
+    number = next(n for n in range(1, recording.last) if recording._locate(n).kind is Kind.COMMAND)
+    head = recording._locate(number)
+    assert is_whole(small)
+    without = opened(small[: head.offset] + small[head.end :])
+    assert without.last_step == head.step
+    assert without.damage is not None
+    assert "left out" in without.damage
 
 
 def test_an_end_that_never_reached_the_disk_is_left_out(small: bytes) -> None:

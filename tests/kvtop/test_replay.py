@@ -33,7 +33,7 @@ from kvtop.recording.compare import first_difference
 from kvtop.recording.frames import RecordedCommand, RecordingHeader
 from kvtop.recording.reader import Recording
 from kvtop.recording.rerun import rerun
-from kvtop.recording.writer import RecordedEngine, RecordingWriter
+from kvtop.recording.writer import RecordedEngine, RecordingWriter, load_crc
 from kvtop.runner import EngineRunner
 from kvtop.workloads.catalog import WORKLOADS
 
@@ -101,6 +101,33 @@ def test_a_run_that_comes_to_a_stop_is_the_same_again() -> None:
     recording = opened(record(120, commands=dict(commands), every=5))
     done = rerun(recording)
     assert (done.what, done.commands) == ((), 3)
+
+
+def test_what_happens_in_a_last_turn_without_a_step_is_the_same_again(tmp_path: Path) -> None:
+    """The last request of a trace is refused, and then nothing is left to do."""
+    trace = tmp_path / "trace.jsonl"
+    rows = [(0, 2), (4000, 500)]
+    trace.write_text(
+        "".join(
+            json.dumps({"timestamp": ms, "input_length": 512 * n, "output_length": 3, "hash_ids": [*range(n)]}) + "\n"
+            for ms, n in rows
+        )
+    )
+    options = EngineOptions(num_blocks=20, num_swap_blocks=0, geometry="none", speed=None, trace=str(trace))
+    file = io.BytesIO()
+    engine, _ = build_engine(options)
+    header = RecordingHeader("test", options, 40, load_crc(options))
+    recorded = RecordedEngine(engine, RecordingWriter(file, header), every=40)
+    while recorded.advance(1000):
+        pass
+    data = file.getvalue()
+    recorded.close()
+    recording = opened(data)
+    assert recording.moment(recording.last).snapshot.counters.refused == 1
+    assert rerun(recording).what == ()
+    trace.write_text(trace.read_text().replace("4000", "5000"))
+    with pytest.raises(UserError, match="has changed since"):
+        rerun(recording)
 
 
 def test_a_forged_recording_differs() -> None:
