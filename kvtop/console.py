@@ -82,18 +82,27 @@ def run_console(
 
 
 def require_terminal(
-    stdin: _Stream | None, stdout: _Stream | None, stderr: _Stream | None, environment: Mapping[str, str]
+    stdin: _Stream | None,
+    stdout: _Stream | None,
+    stderr: _Stream | None,
+    environment: Mapping[str, str],
+    instead: str = _ELSEWHERE,
 ) -> None:
     """Raise unless the console can draw and read keys here. Textual draws on standard error.
+
+    Args:
+        stdin, stdout, stderr: The standard streams.
+        environment: The environment, for ``TERM``.
+        instead: What to do where it cannot.
 
     Raises:
         UserError: It cannot; says why, and what to do instead.
     """
     for stream, name in ((stdin, "standard input"), (stdout, "standard output"), (stderr, "standard error")):
         if stream is None or not stream.isatty():
-            raise UserError(f"{name} is not a terminal: {_ELSEWHERE}")
+            raise UserError(f"{name} is not a terminal: {instead}")
     if environment.get("TERM", "") in ("dumb", "unknown"):
-        raise UserError(f"TERM={environment['TERM']} cannot draw a screen: {_ELSEWHERE}")
+        raise UserError(f"TERM={environment['TERM']} cannot draw a screen: {instead}")
 
 
 class Session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,8 @@ from kvtop.recording.rerun import rerun
 from kvtop.report import build_report, to_text
 from kvtop.sources.recorded import RecordedOperations, RecordedSource
 
+_INSTEAD: Final = "open the recording in a terminal, or use --report, --json or --export"
+
 
 def show(path: str, *, at: int | None, speed: float | None) -> int:
     """Open the console on a recording and return its exit code once it is closed.
@@ -34,7 +36,7 @@ def show(path: str, *, at: int | None, speed: float | None) -> int:
         UserError: There is no terminal to draw on.
         RecordingError: The recording cannot be read.
     """
-    require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ)
+    require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ, _INSTEAD)
     recording = Recording.open(path)
     from kvtop.tui.app import KvtopApp
 

@@ -200,6 +200,10 @@ def test_replay_compares_and_verifies(files: tuple[str, str], capsys: pytest.Cap
     [
         (["replay", "missing.kvrec", "--json"], "missing.kvrec: No such file or directory"),
         (["replay", "--diff", "one"], "FILE: 1 given; --diff takes two, everything else one"),
+        (
+            ["replay", "a"],
+            "standard input is not a terminal: open the recording in a terminal, or use --report, --json or --export",
+        ),
         (["replay", "a", "b"], "FILE: 2 given; --diff takes two, everything else one"),
         (["replay", "a", "--diff", "--verify"], "--diff and --verify: one of the two, not both"),
         (["replay", __file__, "--json"], f"{__file__} is not a recording of kvtop"),
