@@ -14,7 +14,15 @@ from allocator.snapshot import Snapshot
 from kvtop.recording.reader import Moment, Recording
 
 #: What belongs to the pace of a run, or to who looked on, and not to the run.
-_NOT_OF_THE_RUN: Final = {"phase": "", "speed": None, "steps_per_s": None, "notes": (), "device": "", "events": ()}
+_NOT_OF_THE_RUN: Final = {
+    "phase": "",
+    "speed": None,
+    "steps_per_s": None,
+    "notes": (),
+    "device": "",
+    "events": (),
+    "timings": None,
+}
 _MAX_TOLD: Final = 8
 
 

@@ -34,7 +34,6 @@ def record(
     every: int = 4,
     key_every: int = 8,
     commands: dict[int, Command] | None = None,
-    close: bool = True,
 ) -> bytes:
     """Return the recording of a short run; ``commands`` are applied when their step is reached."""
     file = KeptBytes()
@@ -47,8 +46,6 @@ def record(
                 pass
             if commands and step in commands:
                 recorded.apply(commands[step])
-        if not close:
-            return file.getvalue()
     finally:
         recorded.close()
     return file.content
