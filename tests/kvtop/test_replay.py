@@ -71,7 +71,8 @@ def test_a_run_is_the_same_when_it_is_run_again(options: EngineOptions, every: i
 
 @pytest.mark.parametrize("workload", list(WORKLOADS))
 def test_every_workload_is_the_same_when_it_is_run_again(workload: str) -> None:
-    options = EngineOptions(num_blocks=2048, geometry="none", speed=None, seed=2, workload=workload)
+    geometry = "model" if workload == "model" else "none"
+    options = EngineOptions(num_blocks=2048, geometry=geometry, speed=None, seed=2, workload=workload)
     recording = opened(record(250, options=options, every=9, commands={100: SetLoad(2.0, 0.5)}))
     done = rerun(recording)
     assert (done.what, done.commands) == ((), 1)
