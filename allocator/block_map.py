@@ -335,14 +335,23 @@ class BlockMapReader:
         """Number of the newest finished publication; 0 before the first."""
         return int(self._header["finished"])
 
-    def read(self) -> Publication:
+    def read(self, step: int | None = None) -> Publication:
         """Return a copy of the newest finished publication.
+
+        Args:
+            step: Prefer the publication before it if that one is of this step, and is still there: another observer's
+                may have followed the one that was made for the caller.
 
         Raises:
             BlockMapError: Nothing was published yet, the map is damaged, or every try was overtaken.
         """
         for _ in range(_TRIES):
-            publication = self._try_read()
+            version = int(self._header["finished"])
+            if step is not None and version > 1 and self._step_of(version) != step == self._step_of(version - 1):
+                before = self._try_read(version - 1)
+                if before is not None and before.step == step:
+                    return before
+            publication = self._try_read(version)
             if publication is not None:
                 return publication
         raise BlockMapError(f"{self._name}: overtaken {_TRIES} times; the engine publishes faster than it can be read")
@@ -374,10 +383,13 @@ class BlockMapReader:
             os.close(self._fd)
             self._owns_fd = False
 
-    def _try_read(self) -> Publication | None:
-        """Copy the newest publication out; ``None`` when the writer came round while copying."""
-        version = int(self._header["finished"])
-        if version == 0:
+    def _step_of(self, version: int) -> int:
+        """Return the step in the record of a publication, which may be overwritten at any time."""
+        return int(self._header["buffers"][version % 2]["step"])
+
+    def _try_read(self, version: int) -> Publication | None:
+        """Copy a publication out, the newest or the one before; ``None`` when the writer came round while copying."""
+        if version < 1:
             raise BlockMapError(f"{self._name}: nothing published yet")
         _fence()
         record = self._header["buffers"][version % 2]

@@ -187,7 +187,7 @@ Command: TypeAlias = (
 )
 
 
-def command_name(command: Command) -> str:
-    """Return the command's name as scripts and logs write it: ``SwapOut`` is ``swap-out``."""
-    name = type(command).__name__
-    return "".join(f"-{c.lower()}" if c.isupper() else c for c in name).lstrip("-")
+def command_name(command: Command | type[Command]) -> str:
+    """Return the name of a command, or of a kind of them, as scripts and logs write it: ``SwapOut`` is ``swap-out``."""
+    kind = command if isinstance(command, type) else type(command)
+    return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind.__name__).lstrip("-")

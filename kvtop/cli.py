@@ -22,7 +22,10 @@ from allocator.config import MAX_BLOCK_SIZE, MAX_BLOCKS, MAX_LOAD_SCALE, MAX_PRE
 from allocator.errors import EMPTY, AllocatorError, ConfigError
 from allocator.fault_kinds import DEFAULT_RATE, FAULT_KINDS, FAULTS, parse_rate
 from allocator.geometry import GEOMETRY_NAMES
+from kvtop.ctl import CtlGroup, aim
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, KvtopError, UserError
+from kvtop.log import LOG_FORMATS
+from kvtop.options_file import OptionsFile, read_options_file
 
 if TYPE_CHECKING:
     from kvtop.engine_setup import EngineOptions
@@ -33,6 +36,8 @@ Params = dict[str, Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 MAX_SPEED: Final = 1_000_000.0
+#: Where a value may come from, the weakest first.
+_STRENGTH: Final = (ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE)
 
 
 class _Value(click.ParamType):
@@ -64,10 +69,13 @@ class _Flag(click.types.BoolParamType):
 
 
 def _given_as(param: click.Parameter | None, ctx: click.Context | None) -> str:
-    """Return how the user gave a value: the option's name, or its environment variable's."""
+    """Return how the user gave a value: the option's name, its environment variable's, or its line in the file."""
     assert param is not None
-    if ctx is not None and param.name and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
+    source = ctx.get_parameter_source(param.name) if ctx is not None and param.name else None
+    if source is ParameterSource.ENVIRONMENT:
         return str(param.envvar)
+    if source is ParameterSource.DEFAULT_MAP and ctx is not None and isinstance(ctx.default_map, OptionsFile):
+        return f"{ctx.default_map.path}: {param.opts[0].lstrip('-')}"
     return param.opts[0]
 
 
@@ -203,6 +211,8 @@ def _option(*names: str, **settings: Any) -> Callable[[_F], _F]:
     return click.option(*names, **settings)
 
 
+_CONFIG: Final = "--config"
+
 _ENGINE_OPTIONS: Final = (
     _option("--blocks", "num_blocks", type=_whole(1, MAX_BLOCKS), help="Device pool size (4096)."),
     _option(
@@ -281,7 +291,7 @@ _ENGINE_OPTIONS: Final = (
         f"To be survived: {', '.join(k for k in FAULT_KINDS if FAULTS[k].caught_by is None)}. "
         f"To be caught, so that check fails: {', '.join(k for k in FAULT_KINDS if FAULTS[k].caught_by)}.",
     ),
-    _option("--publish", metavar="NAME", help="Let programs attach by this name: kvtop.attach('local:NAME')."),
+    _option("--publish", metavar="NAME", help="Let others watch and drive it, and programs attach, by this name."),
     _option("--record", metavar="FILE", help="Record the run in a new file, for kvtop replay."),
     _option(
         "--record-every",
@@ -294,6 +304,7 @@ _ENGINE_OPTIONS: Final = (
     _option("--metrics-tls-key", metavar="FILE", help="Its key, in PEM, without a passphrase."),
     _option("--metrics-auth", metavar="FILE", help="Ask for a user and a password: lines of USER:PASSWORD."),
     _option("--compat", type=_one_of("vllm"), help="Tell the same facts under vLLM's metric names too."),
+    _option(_CONFIG, metavar="FILE", help="Take options that are given nowhere else from this file (kvtop.toml)."),
 )
 
 _BOUND_OPTIONS: Final = (
@@ -301,6 +312,7 @@ _BOUND_OPTIONS: Final = (
     _option("--duration", type=_SECONDS, metavar="S", help="Stop after S real seconds."),
     _option("--until-done", is_flag=True, help="Stop when every request has ended (a trace does so anyway)."),
     _option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
+    _option("--log-format", type=_one_of(*LOG_FORMATS), help="Form of the messages on stderr (text)."),
 )
 
 
@@ -322,10 +334,42 @@ def _with(options: Sequence[Callable[[_F], _F]]) -> Callable[[_F], _F]:
     return decorate
 
 
+class _Command(click.Command):
+    """A command that remembers its arguments, to be read again with a file's values in place of defaults."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[f"{__name__}.{ctx.info_name}"] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+class _Group(_Command, click.Group):
+    """The same for a group."""
+
+
+def with_file(ctx: click.Context) -> click.Context:
+    """Return the context of the same command line with the values of the configuration file as defaults.
+
+    Raises:
+        UserError: The file cannot be used, or a value in it is not allowed.
+    """
+    options = [p for p in run_command.params if isinstance(p, click.Option) and p.envvar and p.opts[0] != _CONFIG]
+    here = {p.name for p in ctx.command.params}
+    values = read_options_file(
+        ctx.params["config"],
+        {p.opts[0].lstrip("-"): str(p.name) for p in options},
+        frozenset(p.opts[0].lstrip("-") for p in options if p.multiple),
+    )
+    for name in set(values) - here:
+        del values[name]  # an option of another command
+    args = list(ctx.meta[f"{__name__}.{ctx.info_name}"])
+    return ctx.command.make_context(ctx.info_name, args, parent=ctx.parent, default_map=values)
+
+
 @click.group(
+    cls=_Group,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Every option can also be set as KVTOP_…, such as KVTOP_BLOCKS=8192.",
+    epilog="Every option can also be set as KVTOP_…, such as KVTOP_BLOCKS=8192, or in kvtop.toml (--config).",
 )
 @_with(_ENGINE_OPTIONS)
 @_with(_BOUND_OPTIONS[:1])
@@ -346,6 +390,8 @@ def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
         return EXIT_OK
     from kvtop.console import run_console
 
+    ctx = with_file(ctx)
+    params = {**params, **ctx.params}
     return run_console(
         engine_options(ctx, params, speed=1.0),
         publish=params["publish"],
@@ -356,7 +402,7 @@ def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
     )
 
 
-@cli.command("run")
+@cli.command("run", cls=_Command)
 @_with(_ENGINE_OPTIONS)
 @_with(_BOUND_OPTIONS)
 @click.pass_context
@@ -366,10 +412,10 @@ def run_command(ctx: click.Context, /, **params: Any) -> int:
     Progress goes to stderr, the report to stdout. Exit code 0: fine; 1: a law was broken or the work
     failed; 2: the request was wrong; 130: interrupted, after the report of what was done.
     """
-    return _run_headless(ctx, params, is_check=False)
+    return _run_headless(ctx, is_check=False)
 
 
-@cli.command("check")
+@cli.command("check", cls=_Command)
 @_with(_ENGINE_OPTIONS)
 @_with(_BOUND_OPTIONS)
 @click.option("--threads", type=_whole(1, 64), metavar="N", help="Drive the allocator from N threads instead.")
@@ -385,7 +431,9 @@ def check_command(ctx: click.Context, /, threads: int | None, **params: Any) -> 
     operations in all.
     """
     if threads is None:
-        return _run_headless(ctx, params, is_check=True)
+        return _run_headless(ctx, is_check=True)
+    ctx = with_file(ctx)
+    params = ctx.params
     for name in ("trace", "duration", "until_done", "metrics_port", "inject", "publish", "verify", "record"):
         if params[name]:
             raise UserError(f"--{name.replace('_', '-')}: not together with --threads, which runs no engine")
@@ -438,6 +486,33 @@ def replay_command(
     if as_json or as_text:
         return replay.tell(files[0], at=at, as_json=as_json)
     return replay.show(files[0], at=at, speed=speed)
+
+
+@cli.command("attach")
+@click.argument("target", default="local")
+@click.option("--allow-operations", is_flag=True, help="Let the capitals act on the engine, not only look.")
+def attach_command(target: str, allow_operations: bool) -> int:
+    """Open the console on a running engine, which goes on when the console is closed.
+
+    TARGET is local:NAME, an engine that was published by that name, or local for the only one there is.
+    """
+    from kvtop.console import run_attached
+
+    return run_attached(target, allow_operations=allow_operations)
+
+
+@cli.group("ctl", cls=CtlGroup, no_args_is_help=False)
+@click.option("--to", metavar="NAME", type=_WORD, help="The engine (the only published one).")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Show the plan and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: command, plan and outcome.")
+@click.option("--timeout", "timeout_s", type=_SECONDS, metavar="S", help="Seconds the answer may take (60).")
+@click.pass_context
+def ctl_group(ctx: click.Context, /, **params: Any) -> None:
+    """Drive a running kvtop that was published by a name.
+
+    Exit code 0: done; 1: it failed; 2: it was refused, nothing changed; 3: the engine could not be reached.
+    """
+    aim(ctx, **params)
 
 
 @cli.group("bench", no_args_is_help=False)
@@ -602,13 +677,19 @@ def export_prometheus_config(
     return EXIT_OK
 
 
-def _run_headless(ctx: click.Context, params: Params, *, is_check: bool) -> int:
+def _run_headless(ctx: click.Context, *, is_check: bool) -> int:
     started_s = time.perf_counter()
-    from kvtop.headless import Bounds, run_headless
+    from kvtop.driving import Bounds
+    from kvtop.headless import run_headless
 
-    options = engine_options(ctx, params, speed=None)
+    def read() -> tuple[Params, EngineOptions]:
+        fresh = with_file(ctx)
+        options = engine_options(fresh, fresh.params, speed=None)
+        return fresh.params, options.with_all_checks() if is_check else options
+
+    params, options = read()
     return run_headless(
-        options.with_all_checks() if is_check else options,
+        options,
         Bounds(params["steps"], params["duration"], params["until_done"]),
         metrics=_metrics(params),
         publish=params["publish"],
@@ -616,6 +697,8 @@ def _run_headless(ctx: click.Context, params: Params, *, is_check: bool) -> int:
         as_json=params["as_json"],
         is_check=is_check,
         started_s=started_s,
+        log_format=params["log_format"] or "text",
+        reload=lambda: read()[1],
     )
 
 
@@ -655,16 +738,16 @@ def engine_options(ctx: click.Context, params: Params, *, speed: float | None) -
 
 
 def _refuse_both(ctx: click.Context, params: Params, first: str, second: str) -> None:
-    """Refuse two options that contradict each other; one on the command line beats one in the environment."""
+    """Refuse two options that contradict each other; the command line beats the environment, and that the file."""
     if params[first] is None or params[second] is None:
         return
-    sources = {name: ctx.get_parameter_source(name) for name in (first, second)}
-    if sources[first] is sources[second]:
+    strengths = {name: _STRENGTH.index(ctx.get_parameter_source(name)) for name in (first, second)}
+    if strengths[first] == strengths[second]:
         by_name = {p.name: p.opts[0] for p in ctx.command.params}
         raise UserError(
             f"{by_name[first]} {params[first]} and {by_name[second]} {params[second]}: one of the two, not both"
         )
-    params[first if sources[first] is ParameterSource.ENVIRONMENT else second] = None
+    params[min(strengths, key=strengths.__getitem__)] = None
 
 
 def _metrics(params: Params) -> MetricsAddress | None:

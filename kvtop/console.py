@@ -81,6 +81,36 @@ def run_console(
         session.close()
 
 
+def run_attached(target: str, *, allow_operations: bool) -> int:
+    """Open the console on a running engine and return its exit code once it is closed. The engine goes on.
+
+    Args:
+        target: The engine; see ``kvtop.targets``.
+        allow_operations: Let the operator act on it.
+
+    Raises:
+        UserError: There is no terminal to draw on, or ``target`` is wrong.
+        SourceError: The engine cannot be reached.
+    """
+    require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ)
+    from kvtop.targets import open_target
+    from kvtop.tui.app import KvtopApp
+
+    first: list[Attachment] = [open_target(target, allow_operations=allow_operations)]
+
+    def connect() -> Attachment:
+        return first.pop() if first else open_target(target, allow_operations=allow_operations)
+
+    app = KvtopApp(connect, restart=connect, again="attaches again")
+    try:
+        app.run()
+        return app.return_code or 0
+    finally:
+        for attachment in (*first, app.attachment):
+            if attachment is not None:
+                attachment.close()
+
+
 def require_terminal(
     stdin: _Stream | None,
     stdout: _Stream | None,

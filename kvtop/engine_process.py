@@ -3,7 +3,7 @@
 The child is told its options on standard input, and the end of its standard input is the end of the child:
 whatever way the console dies, the system closes the pipe. It runs in a process group of its own, so the terminal's
 signals do not reach it. Its standard output and error go to a pipe whose last lines explain a crash.
-Nothing lies on disk: the block map is an anonymous file, the sockets have no names.
+Nothing lies on disk unless the engine is published: the block map is an anonymous file, the sockets have no names.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -30,6 +31,7 @@ from allocator.block_map import BlockMapWriter
 from allocator.errors import ConfigError
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, KvtopError, SourceError, UserError
+from kvtop.local_socket import map_path, open_map, socket_path
 from kvtop.recording.writer import RecordOrder, record_engine
 from kvtop.runner import EngineRunner, SteppedEngine
 from kvtop.server import EngineServer, PublishedEngine
@@ -74,7 +76,6 @@ class EngineProcess:
 
     Attributes:
         pid: The child's process id.
-        map_fd: The block map's descriptor, empty until the child is ready.
         observing, commanding: Two connections, so that a long command does not hold up observations.
     """
 
@@ -108,15 +109,17 @@ class EngineProcess:
         self._lock = threading.Lock()
         self._is_closed = False
         self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._publish = order.publish
+        self._named_map_fd: int | None = None
         ours: list[socket.socket] = []
         theirs: list[socket.socket] = []
-        self.map_fd = _anonymous_file()
+        self._map_fd = _anonymous_file()
         try:
             for _ in range(2):
                 near, far = socket.socketpair()
                 ours.append(near)
                 theirs.append(far)
-            fds = (self.map_fd, *(sock.fileno() for sock in theirs))
+            fds = (self._map_fd, *(sock.fileno() for sock in theirs))
             self._process = subprocess.Popen(
                 [*command, *map(str, fds), str(os.getpid())],
                 stdin=subprocess.PIPE,
@@ -129,7 +132,7 @@ class EngineProcess:
         except OSError as error:
             for sock in ours:
                 sock.close()
-            os.close(self.map_fd)
+            os.close(self._map_fd)
             raise KvtopError(f"the engine process cannot be started: {error}") from None
         finally:
             for sock in theirs:
@@ -160,6 +163,19 @@ class EngineProcess:
             raise SourceError(f"the engine process (pid {self.pid}) is not ready after {timeout_s:g} s") from None
         except SourceError as error:
             raise SourceError(self.loss() or str(error)) from None
+
+    @property
+    def map_fd(self) -> int:
+        """The block map's descriptor, empty until the child is ready.
+
+        Raises:
+            SourceError: The engine was published and its map is gone.
+        """
+        if self._publish is None:
+            return self._map_fd
+        if self._named_map_fd is None:  # a published engine has one map, for all who watch
+            self._named_map_fd = open_map(map_path(socket_path(self._publish)))
+        return self._named_map_fd
 
     def loss(self) -> str | None:
         """Return how the child ended and its last words, waiting a moment for it; ``None`` while it lives."""
@@ -201,7 +217,9 @@ class EngineProcess:
                     break
             self._drain.join(1.0)
             self._process.stdout.close()
-            os.close(self.map_fd)
+            os.close(self._map_fd)
+            if self._named_map_fd is not None:
+                os.close(self._named_map_fd)
 
     def _keep_tail(self, stream: IO[bytes]) -> None:
         """Keep the child's last lines. Ends with the child, which holds the only other end of the pipe."""
@@ -292,10 +310,15 @@ def main(arguments: Sequence[str]) -> int:
     published: PublishedEngine | None = None
     try:
         engine, notes = build_engine(order.options)
-        if order.publish is not None:
-            published = PublishedEngine(order.publish, engine.clients)
         if order.record is not None:
             engine = record_engine(engine, order.options, order.record, attached=order.publish is not None)
+        make_runner = partial(_make_runner, engine, notes, order)
+        if order.publish is None:
+            runner = make_runner(map_fd)
+        else:
+            published = PublishedEngine(order.publish, engine.clients, make_runner=make_runner, notes=notes)
+            assert published.runner is not None
+            runner = published.runner
     except (KvtopError, ConfigError) as error:
         exit_code = error.exit_code if isinstance(error, KvtopError) else UserError.exit_code
         return _refuse(socks, StartFailed(str(error), exit_code))
@@ -303,22 +326,16 @@ def main(arguments: Sequence[str]) -> int:
         text = str(error) or "out of memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
         return _refuse(socks, StartFailed(f"the engine could not be built: {text}", EXIT_FAILED))
     try:
-        serve(engine, notes, order, map_fd, socks, lifeline)
+        serve(engine, notes, runner, socks, lifeline)
     finally:
         if published is not None:
             published.close()
+        engine.close()
     return 0
 
 
-def serve(
-    engine: Any,
-    notes: tuple[str, ...],
-    order: StartOrder,
-    map_fd: int,
-    socks: Sequence[socket.socket],
-    lifeline: _Lifeline,
-) -> None:
-    """Run ``engine`` in this thread and answer on ``socks``, until the lifeline is cut."""
+def _make_runner(engine: Any, notes: tuple[str, ...], order: StartOrder, map_fd: int) -> EngineRunner:
+    """Return the engine's runner, claimed by this thread, around the empty file of its block map."""
     runner_engine: SteppedEngine = engine
     first = engine.snapshot(phase="running", speed=order.options.speed, steps_per_s=None)
     block_map = BlockMapWriter(
@@ -337,19 +354,31 @@ def serve(
         block_map=block_map,
         on_turn=block_map.heartbeat,
     )
+    runner.claim()
+    return runner
+
+
+def serve(
+    engine: Any,
+    notes: tuple[str, ...],
+    runner: EngineRunner,
+    socks: Sequence[socket.socket],
+    lifeline: _Lifeline,
+) -> None:
+    """Run ``engine`` in this thread and answer on ``socks``, until the lifeline is cut."""
     stop = threading.Event()
     lifeline.stop_with(stop, runner)
+    name = engine.snapshot(phase="running", speed=None, steps_per_s=None).source
     server = EngineServer(
-        runner, engine=first.source, notes=notes, on_disconnect=lifeline.cut, send_timeout_s=_CONSOLE_PATIENCE_S
+        runner, engine=name, notes=notes, on_disconnect=lifeline.cut, send_timeout_s=_CONSOLE_PATIENCE_S
     )
-    runner.claim()
     for sock in socks:
         server.serve(sock)
     try:
         runner.run(stop)
     finally:
+        runner.retire()
         server.close()
-        engine.close()
 
 
 def _refuse(socks: Sequence[socket.socket], message: StartFailed) -> int:

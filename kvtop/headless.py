@@ -6,192 +6,33 @@ metrics are served, the loop leaves a frozen view for the exporter's thread to r
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-from types import FrameType
 from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 
-from allocator.config import STEP_S
-from allocator.errors import InvariantViolation
 from kvtop.check import ProgressWatch, is_uncaught, told_faults, verdict
+from kvtop.driving import MAX_TURN, Bounds, Drive, Ending, Signals, bounds_for, drive
 from kvtop.engine_setup import EngineOptions, build_engine
-from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from kvtop.log import Log, LogFormat
 from kvtop.metrics_address import MetricsAddress
 from kvtop.model.format import count, size
 from kvtop.report import Report, build_report, to_json, to_text
 
 if TYPE_CHECKING:
     from allocator.engine import Engine
+    from kvtop.daemon import Daemon
     from kvtop.exporter import Exporter
     from kvtop.recording.writer import RecordOrder
-    from kvtop.server import PublishedEngine
 
-#: Bound of an endless workload when none is asked for.
-DEFAULT_STEPS: Final = 10_000
 #: Operations of a check with threads when none are asked for.
 DEFAULT_OPERATIONS: Final = 100_000
-#: Steps of a turn: at the start, and at most. In between a turn grows and shrinks to take about ``_TURN_S``,
-#: so that signals and progress are not kept waiting by a busy engine, nor an idle one held up by looking at them.
-_FIRST_TURN: Final = 64
-_MAX_TURN: Final = 1 << 40
-_TURN_S: Final = 0.05
 _PROGRESS_EVERY_S: Final = 0.5
 _PUBLISH_EVERY_S: Final = 1.0
-#: Longest sleep while paced, so that a signal is noticed. [s]
-_NAP_S: Final = 0.05
-#: Seconds for which a copy that does not come back may hold a run up.
-_LATE_BOUND_S: Final = 10.0
-
-
-class Ending(Enum):
-    """Why a run ended."""
-
-    DONE = "every request has ended"
-    STEPS = "the steps asked for were taken"
-    DURATION = "the time asked for is over"
-    STUCK = "nothing can progress"
-    FAULT = "a law was broken"
-    INTERRUPTED = "interrupted"
-    TERMINATED = "asked to stop"
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """When a run ends, besides when its requests have all ended; ``None`` is no bound.
-
-    Attributes:
-        steps: Engine steps.
-        duration_s: Real seconds.
-        until_done: Insist on the end of the requests: refused for a workload that has none.
-    """
-
-    steps: int | None = None
-    duration_s: float | None = None
-    until_done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Drive:
-    """How a drive ended, the real seconds spent inside the engine, and the broken law where there is one."""
-
-    ending: Ending
-    engine_s: float
-    fault: InvariantViolation | None = None
-
-
-class Signals:
-    """Turns Ctrl-C and SIGTERM into a flag that the loop reads between turns; a second Ctrl-C ends it at once."""
-
-    def __init__(self) -> None:
-        self.ending: Ending | None = None
-
-    def __enter__(self) -> Signals:
-        self._before = [(s, signal.signal(s, self._note)) for s in (signal.SIGINT, signal.SIGTERM)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before:
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.ending is Ending.INTERRUPTED:
-            raise KeyboardInterrupt
-        self.ending = Ending.INTERRUPTED if number == signal.SIGINT else Ending.TERMINATED
-
-
-def bounds_for(options: EngineOptions, asked: Bounds) -> tuple[Bounds, tuple[str, ...]]:
-    """Return the bounds in force, and a note when they were not asked for.
-
-    Raises:
-        UserError: A workload without an end was asked to run until it is done.
-    """
-    if asked.until_done and options.is_endless:
-        raise UserError(
-            f"--until-done: the workload {options.load_name} never ends; give --requests, --steps or --duration"
-        )
-    if options.takes_all_load:
-        return asked, (f"the workload {options.load_name} never ends: Ctrl-C stops it, or --duration",)
-    if options.is_endless and asked == Bounds():
-        note = f"the workload {options.load_name} never ends: stopping after {count(DEFAULT_STEPS)} steps (--steps N)"
-        return Bounds(steps=DEFAULT_STEPS), (note,)
-    return asked, ()
-
-
-def drive(
-    engine: Engine,
-    bounds: Bounds,
-    *,
-    speed: float | None,
-    stop: Callable[[], Ending | None],
-    after_turn: Callable[[float], None],
-    max_turn: int = _MAX_TURN,
-    keep_open: bool = False,
-    clock: Callable[[], float] = time.perf_counter,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Drive:
-    """Advance ``engine`` until a bound, its end, or a stop; return why it ended.
-
-    Args:
-        engine: The engine; attached programs aside, nobody else may touch it meanwhile.
-        bounds: When to end at the latest.
-        speed: Virtual seconds a real second; ``None`` is as fast as possible.
-        stop: Asked before every turn; an answer ends the drive.
-        after_turn: Called after every turn with the time.
-        max_turn: Most steps one turn may cover.
-        keep_open: Whether attached programs may still come when every request has ended.
-        clock, sleep: Real time. [s]
-    """
-    started_s, engine_s, first_step, first_time_s = clock(), 0.0, engine.step, engine.time_s
-    if speed is not None:
-        max_turn = max(1, min(max_turn, int(speed * _NAP_S / STEP_S)))
-    turn = min(_FIRST_TURN, max_turn)
-    while True:
-        ending = stop()
-        now_s = clock()
-        if ending is None and bounds.duration_s is not None and now_s - started_s >= bounds.duration_s:
-            ending = Ending.DURATION
-        budget = turn
-        if ending is None and bounds.steps is not None:
-            budget = min(turn, bounds.steps - (engine.step - first_step))
-            if budget <= 0:
-                ending = Ending.STEPS
-        # Waiting for attached programs is no work: it goes at the pace of real time.
-        is_waiting = speed is None and engine.is_waiting
-        if is_waiting:
-            budget = min(budget, 1)
-        if ending is not None:
-            return Drive(ending, engine_s)
-        if speed is not None:
-            ahead_s = (engine.time_s - first_time_s) / speed - (now_s - started_s)
-            if ahead_s > 0:
-                sleep(min(ahead_s, _NAP_S))
-                continue
-        try:
-            taken = engine.advance(budget)
-            after_s = clock()
-            engine_s += after_s - now_s
-            after_turn(after_s)
-        except InvariantViolation as fault:
-            return Drive(Ending.FAULT, engine_s, fault)
-        if taken == 0 and engine.late_s is not None and engine.late_s < _LATE_BOUND_S:
-            continue  # the turn has waited for the copy already
-        if taken == 0 and not (keep_open and engine.done):
-            return Drive(Ending.DONE if engine.done else Ending.STUCK, engine_s)
-        if taken == 0 or is_waiting:
-            sleep(STEP_S)
-            continue
-        if after_s - now_s < _TURN_S / 2:
-            turn = min(turn * 2, max_turn)
-        elif after_s - now_s > _TURN_S:
-            turn = max(1, turn // 2)
 
 
 def run_headless(
@@ -204,6 +45,8 @@ def run_headless(
     as_json: bool = False,
     is_check: bool = False,
     started_s: float | None = None,
+    log_format: LogFormat = "text",
+    reload: Callable[[], EngineOptions] | None = None,
 ) -> int:
     """Run one engine to its end, print the report, and return the exit code.
 
@@ -211,98 +54,124 @@ def run_headless(
         options: The engine.
         bounds: When to end at the latest.
         metrics: Where to serve metrics meanwhile.
-        publish: The name by which programs may attach meanwhile.
+        publish: The name by which programs may attach meanwhile, and others watch and drive it.
         record: The recording to write meanwhile.
         as_json: Print one JSON object instead of lines for people.
         is_check: Check every law after every step, and say what was proved.
         started_s: ``time.perf_counter()`` when the command began, for ``wall_s``.
+        log_format: Form of the messages on stderr.
+        reload: Reads the options again, for a published run that gets SIGHUP.
     """
     started_s = time.perf_counter() if started_s is None else started_s
-    bounds, bound_notes = bounds_for(options, bounds)
+    log = Log(log_format)
+    stays = publish is not None and not is_check
+    bounds, bound_notes = bounds_for(options, bounds, stays=stays)
     if record is not None:
         from kvtop.recording.writer import check_order, record_engine
 
         check_order(record)
     engine, notes = build_engine(options)
     exporter: Exporter | None = None
-    published: PublishedEngine | None = None
+    daemon: Daemon | None = None
     try:
         if record is not None:
             engine = record_engine(engine, options, record, attached=publish is not None)
-        with Signals() as signals:
-            if publish is not None:
-                published = _publish(publish, engine)
-            progress = _Progress(engine, sys.stderr)
+        with Signals(takes_hangup=publish is not None) as signals:
+            progress = _Progress(engine, sys.stderr if log_format == "text" else None)
             hooks: list[Callable[[float], None]] = [progress.after_turn]
-            if metrics is not None:
-                publisher = _Publisher(engine, options.speed)
-                exporter = publisher.serve(metrics)
-                say(f"metrics on {exporter.url}")
-                hooks.append(publisher.after_turn)
-            for note in (*notes, *bound_notes):
-                say(note)
-            if is_check:
-                watch = ProgressWatch(engine)
-
-                def check(now_s: float) -> None:
-                    engine.check()
-                    watch.after_turn()
-
-                hooks.insert(0, check)
 
             def after_turn(now_s: float) -> None:
                 for hook in hooks:
                     hook(now_s)
 
-            try:
-                driven = drive(
+            check = _checker(engine) if is_check else None
+            if publish is not None:
+                from kvtop.daemon import Daemon
+                from kvtop.sd_notify import ServiceManager
+
+                daemon = Daemon(
                     engine,
+                    publish,
+                    options,
                     bounds,
-                    speed=options.speed,
-                    stop=lambda: signals.ending,
+                    stays=stays and options.is_endless and bounds == Bounds(),
+                    signals=signals,
                     after_turn=after_turn,
-                    max_turn=1 if is_check else _MAX_TURN,
-                    keep_open=options.takes_all_load,
+                    after_step=check,
+                    reload=reload,
+                    notes=notes,
+                    log=log,
+                    service=ServiceManager(),
                 )
+                log.info(
+                    f'published: kvtop attach local:{publish}, kvtop ctl, kvtop.attach("local:{publish}"); '
+                    f"socket {daemon.path}",
+                    socket=daemon.path,
+                )
+            if metrics is not None:
+                publisher = _Publisher(engine, options.speed)
+                exporter = publisher.serve(metrics)
+                log.info(f"metrics on {exporter.url}")
+                hooks.append(publisher.after_turn)
+            for note in (*notes, *bound_notes):
+                log.info(note)
+            try:
+                if daemon is not None:
+                    driven = daemon.run()
+                else:
+                    if check is not None:
+                        hooks.insert(0, lambda now_s: check())
+                    driven = drive(
+                        engine,
+                        bounds,
+                        speed=options.speed,
+                        stop=lambda: signals.ending,
+                        after_turn=after_turn,
+                        max_turn=1 if is_check else MAX_TURN,
+                        keep_open=options.takes_all_load,
+                    )
             finally:
                 progress.clear()
             report = _report(engine, driven, options.speed, time.perf_counter() - started_s)
             write_out(to_json(report) if as_json else to_text(report))
-            code = _conclude(engine, report, driven, is_check=is_check)
+            code = _conclude(engine, report, driven, is_check=is_check, log=log)
             if record is not None:
-                code = max(code, _end_recording(engine, record.path))
+                code = max(code, _end_recording(engine, record.path, log))
             if not is_check:
                 return code
             for line in told_faults(report, (kind for kind, _ in options.inject), driven.fault):
-                say(line)
+                log.info(line)
             return EXIT_FAILED if is_uncaught(report, driven.fault) else code
     finally:
         if exporter is not None:
             exporter.close()
-        if published is not None:
-            published.close()
+        if daemon is not None:
+            daemon.close()
         engine.close()
 
 
-def _end_recording(engine: Engine, path: str) -> int:
+def _end_recording(engine: Engine, path: str, log: Log) -> int:
     """Close the recording, and say what became of it; return the exit code."""
     from kvtop.recording.writer import RecordedEngine
 
     assert isinstance(engine, RecordedEngine)
     engine.end_recording()
     if engine.failure is not None:
-        say(f"--record {path}: {engine.failure}")
+        log.info(f"--record {path}: {engine.failure}")
         return EXIT_FAILED
-    say(f"recorded in {path}, {size(engine.written_bytes)}; kvtop replay {path}")
+    log.info(f"recorded in {path}, {size(engine.written_bytes)}; kvtop replay {path}")
     return EXIT_OK
 
 
-def _publish(name: str, engine: Engine) -> PublishedEngine:
-    from kvtop.server import PublishedEngine
+def _checker(engine: Engine) -> Callable[[], None]:
+    """Return what checks every law after a step, that of progress among them."""
+    watch = ProgressWatch(engine)
 
-    published = PublishedEngine(name, engine.clients)
-    say(f'programs attach with kvtop.attach("local:{name}"), socket {published.path}')
-    return published
+    def check() -> None:
+        engine.check()
+        watch.after_turn()
+
+    return check
 
 
 def run_threads(options: EngineOptions, *, threads: int, operations: int | None, as_json: bool) -> int:
@@ -348,32 +217,35 @@ def _report(engine: Engine, driven: Drive, speed: float | None, wall_s: float) -
     return build_report(snapshot, device, wall_s, driven.engine_s, num_host_blocks=num_host)
 
 
-def _conclude(engine: Engine, report: Report, driven: Drive, *, is_check: bool) -> int:
+def _conclude(engine: Engine, report: Report, driven: Drive, *, is_check: bool, log: Log) -> int:
     """Say on stderr how it ended, where that is not plain, and return the exit code."""
     ending = driven.ending
     if driven.fault is not None:
-        say(f"FAULT at step {engine.step}: {driven.fault}")
+        log.error(f"FAULT at step {engine.step}: {driven.fault}")
         return EXIT_FAILED
     if is_check:
         snapshot = engine.snapshot(phase="paused", speed=None, steps_per_s=None)
-        say(verdict(report, engine.stuck_reason, snapshot))
+        log.info(verdict(report, engine.stuck_reason, snapshot))
     if ending is Ending.STUCK:
-        say(f"stopped at step {engine.step}: {engine.stuck_reason or ending.value}")
+        log.error(f"stopped at step {engine.step}: {engine.stuck_reason or ending.value}")
         return EXIT_FAILED
     if ending is Ending.INTERRUPTED:
-        say(f"interrupted at step {engine.step}; the report is of the work done so far")
+        log.info(f"interrupted at step {engine.step}; the report is of the work done so far")
         return EXIT_INTERRUPTED
     if ending is Ending.TERMINATED:
-        say(f"stopped at step {engine.step} as asked; the report is of the work done so far")
+        log.info(f"stopped at step {engine.step} as asked; the report is of the work done so far")
+    if report["integrity"]["faults"]:
+        log.error(f"FAULT: {report['integrity']['faults']} checks that were asked for found a broken law")
+        return EXIT_FAILED
     return EXIT_OK
 
 
 class _Progress:
     """One line on a terminal's stderr, twice a second at most; silent elsewhere."""
 
-    def __init__(self, engine: Engine, stream: TextIO) -> None:
+    def __init__(self, engine: Engine, stream: TextIO | None) -> None:
         self._engine = engine
-        self._stream = stream if stream.isatty() else None
+        self._stream = stream if stream is not None and stream.isatty() else None
         self._due_s = 0.0
         self._width = 0
 
@@ -431,8 +303,7 @@ class _Publisher:
 
 def say(text: str) -> None:
     """Write one line to stderr, as every message of the command line is written."""
-    with contextlib.suppress(OSError):  # nobody may be reading the messages; the work goes on
-        print(f"kvtop: {text}", file=sys.stderr, flush=True)
+    Log().info(text)
 
 
 def write_out(text: str) -> None:

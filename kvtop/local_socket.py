@@ -1,7 +1,7 @@
-"""Engines by name on this machine: where a name's socket lies, and the listening end. Owns the socket's file.
+"""Engines by name on this machine: where a name's socket and map lie, and the listening end. Owns both files.
 
 The directory is the user's own and nobody else may enter it. A socket file whose engine is gone answers no
-connection, and whoever wants the name takes its place.
+connection: whoever wants the name takes its place and clears away what the dead engine left.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +54,55 @@ def socket_path(name: str) -> Path:
     return runtime_dir() / f"{name}.sock"
 
 
+def map_path(socket: Path) -> Path:
+    """Return where the block map of the engine that listens at ``socket`` lies."""
+    return socket.with_suffix(".map")
+
+
+def open_map(path: Path) -> int:
+    """Open an engine's block map for reading and return its descriptor.
+
+    Raises:
+        SourceError: There is none, or it is not a plain file that this user alone may touch.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from None
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
+        os.close(fd)
+        raise SourceError(f"{path}: not a plain file of this user alone (mode 600)")
+    return fd
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An engine that listens by name.
+
+    Attributes:
+        name: Its name.
+        pid: Its process; ``None`` where the system does not say.
+    """
+
+    name: str
+    pid: int | None
+
+    def __str__(self) -> str:
+        return self.name if self.pid is None else f"{self.name} (pid {self.pid})"
+
+
+def listeners() -> tuple[Listener, ...]:
+    """Return the engines that listen on this machine, by name. What dead ones left is passed over."""
+    found = []
+    for path in sorted(runtime_dir().glob("*.sock")):
+        with contextlib.suppress(SourceError):
+            sock = connect(path, _LOOK_S)
+            found.append(Listener(path.stem, peer(sock)[0]))
+            sock.close()
+    return tuple(found)
+
+
 def connect(path: Path, timeout_s: float = _CONNECT_S) -> socket.socket:
     """Return a connection to the engine that listens at ``path``.
 
@@ -84,24 +134,25 @@ def peer(sock: socket.socket) -> tuple[int | None, int | None]:
 
 
 class NamedSocket:
-    """A listening socket with a name, until ``close``.
+    """A listening socket with a name, until ``close``. Connections wait until ``start``.
 
     Args:
         name: The engine's name.
-        serve: Called with each connection, in the socket's thread; a ``SourceError`` turns the connection away.
+        serve: As for ``start``, which is then called at once.
 
     Raises:
         UserError: It is no name, or an engine with that name runs already.
         KvtopError: The socket cannot be made.
     """
 
-    def __init__(self, name: str, serve: Callable[[socket.socket], None]) -> None:
+    def __init__(self, name: str, serve: Callable[[socket.socket], None] | None = None) -> None:
         try:
             self.path = socket_path(name)
         except UserError as error:
             raise UserError(f"--publish {error}") from None
-        self._serve = serve
         self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._map_fd: int | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._listen(name)
@@ -111,33 +162,67 @@ class NamedSocket:
         except BaseException:
             self._listener.close()
             raise
-        self._thread = threading.Thread(target=self._accept_all, name="kvtop-listen", daemon=True)
+        if serve is not None:
+            self.start(serve)
+
+    def start(
+        self, serve: Callable[[socket.socket], None], turned_away: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        """Hand connections on from here on.
+
+        Args:
+            serve: Called with each connection, in the socket's thread; a ``SourceError`` turns the connection away.
+            turned_away: Told why each time that one was.
+        """
+        self._thread = threading.Thread(
+            target=self._accept_all, args=(serve, turned_away), name="kvtop-listen", daemon=True
+        )
         self._thread.start()
 
+    def create_map(self) -> int:
+        """Create the empty file of the engine's block map and return its descriptor, which stays this object's.
+
+        Raises:
+            KvtopError: It cannot be made.
+        """
+        path = map_path(self.path)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            self._map_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise KvtopError(f"--publish {self.path.stem}: {path}: {error.strerror}") from None
+        return self._map_fd
+
     def close(self) -> None:
-        """Stop listening and remove the socket's file; connections that are open stay so. Safe to call twice."""
+        """Stop listening and remove the files; connections that are open stay so. Safe to call twice."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
-        with contextlib.suppress(SourceError):
-            connect(self.path, _LOOK_S).close()  # wakes the thread
-        self._thread.join(2 * _LOOK_S)
+        if self._thread is not None:
+            with contextlib.suppress(SourceError):
+                connect(self.path, _LOOK_S).close()  # wakes the thread
+            self._thread.join(2 * _LOOK_S)
         self._listener.close()
         with contextlib.suppress(OSError):
             if os.stat(self.path).st_ino == self._inode:
+                if self._map_fd is not None:
+                    map_path(self.path).unlink(missing_ok=True)
                 self.path.unlink()
+        if self._map_fd is not None:
+            os.close(self._map_fd)
 
     def _listen(self, name: str) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = os.stat(self.path.parent)
-        if own.st_uid != os.getuid() or stat.S_IMODE(own.st_mode) & 0o077:
+        own = os.lstat(self.path.parent)
+        if not stat.S_ISDIR(own.st_mode) or own.st_uid != os.getuid() or stat.S_IMODE(own.st_mode) & 0o077:
             raise KvtopError(f"--publish {name}: {self.path.parent} must be this user's alone (mode 700)")
         with self._alone():
             try:
                 other = connect(self.path)
             except NobodyListens:
-                with contextlib.suppress(FileNotFoundError):
-                    self.path.unlink()
+                for left in (self.path, map_path(self.path)):
+                    left.unlink(missing_ok=True)
             except SourceError as error:
                 raise UserError(f"--publish {name}: the name is taken: {error}") from None
             else:
@@ -154,7 +239,7 @@ class NamedSocket:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Let nobody else look for a stale socket meanwhile: two could both find it and both take its place."""
-        fd = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -163,19 +248,26 @@ class NamedSocket:
         finally:
             os.close(fd)
 
-    def _accept_all(self) -> None:
+    def _accept_all(self, serve: Callable[[socket.socket], None], turned_away: Callable[[str], None]) -> None:
         while not self._is_closed.is_set():
             try:
                 sock, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:
-                if self._is_closed.wait(_LOOK_S):  # closed; or out of descriptors, which may pass
+            except OSError as error:
+                if self._is_closed.is_set():
                     return
+                turned_away(f"no connection can be taken: {error.strerror}")
+                self._is_closed.wait(_LOOK_S)  # out of descriptors, say, which may pass
                 continue
-            uid = peer(sock)[1]
-            if self._is_closed.is_set() or uid not in (None, os.getuid()):
+            pid, uid = peer(sock)
+            if self._is_closed.is_set():
                 sock.close()
-                continue
-            with contextlib.suppress(SourceError):
-                self._serve(sock)
+            elif uid not in (None, os.getuid()):
+                sock.close()
+                turned_away(f"user {uid} (pid {pid}) may not connect to an engine of user {os.getuid()}")
+            else:
+                try:
+                    serve(sock)
+                except SourceError as error:
+                    turned_away(f"pid {pid}: {error}")

@@ -176,6 +176,7 @@ class EngineRunner:
         self._wake = threading.Condition(threading.RLock())
         self._queue: deque[_Request] = deque()
         self._thread_id: int | None = None
+        self._is_retired = False
 
     # ---- for any thread
 
@@ -216,6 +217,21 @@ class EngineRunner:
         assert isinstance(request.answer, Observation)
         return request.answer
 
+    def retire(self) -> None:
+        """Answer nothing any more: from here on whoever asks is told that the engine has stopped."""
+        with self._wake:
+            self._is_retired = True
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the steps asked for were taken."""
+        return self._has_ended()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine takes no step because nothing can happen, until a command or a program comes."""
+        return self._stalled
+
     def wake(self) -> None:
         """End the runner's sleep, such as after setting its stop."""
         with self._wake:
@@ -254,7 +270,7 @@ class EngineRunner:
                 left.append(self._stepping[0])
                 self._stepping = None
             for request in left:
-                request.finish(None, "the engine has stopped")
+                request.finish(None, _STOPPED)
 
     def turn(self) -> float:
         """Answer what was asked, take the steps that are due, and return the seconds that may be slept now."""
@@ -278,6 +294,8 @@ class EngineRunner:
     def _ask(self, request: _Request, timeout_s: float) -> bool:
         """Have ``request`` answered; false when the queue is full. A failed request raises."""
         with self._wake:
+            if self._is_retired:
+                raise SourceError(_STOPPED)
             is_direct = self._thread_id in (None, threading.get_ident())
             if not is_direct:
                 if len(self._queue) >= MAX_QUEUED:
@@ -586,6 +604,7 @@ class EngineRunner:
             samples.popleft()
 
 
+_STOPPED: Final = "the engine has stopped"
 _BUSY: Final = f"the engine is busy: {MAX_QUEUED} requests wait already"
 
 

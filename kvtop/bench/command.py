@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvtop.bench.replay import ReplayResult, bench_replay
+from kvtop.driving import Bounds, drive
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, EXIT_OK
-from kvtop.headless import Bounds, drive, say, write_out
+from kvtop.headless import say, write_out
 from kvtop.model.format import count, seconds
 
 DEFAULT_BLOCKS: Final = (1_000, 10_000, 50_000)

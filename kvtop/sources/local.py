@@ -25,9 +25,13 @@ class EngineLink(Protocol):
         observing, commanding: Connections for observations and for commands.
     """
 
-    map_fd: int
     observing: Client
-    commanding: Client
+
+    @property
+    def commanding(self) -> Client: ...
+
+    @property
+    def map_fd(self) -> int: ...
 
     def loss(self) -> str | None:
         """Return why the engine is gone, or ``None`` while it lives."""
@@ -37,17 +41,24 @@ class EngineLink(Protocol):
 
 
 class LocalSource:
-    """Reads an engine through its socket and its block map. ``close`` closes the link."""
+    """Reads an engine through its socket and its block map. ``close`` closes the link.
 
-    def __init__(self, link: EngineLink, name: str = "embedded") -> None:
+    Args:
+        link: The way to the engine.
+        name: The target's name.
+        missing: Capabilities that are not offered whatever the engine has, with the reason.
+    """
+
+    def __init__(self, link: EngineLink, name: str = "embedded", missing: Mapping[str, str] | None = None) -> None:
         self.name = name
-        self.missing: Mapping[str, str] = {}
+        self._never: Mapping[str, str] = missing or {}
+        self.missing: Mapping[str, str] = self._never
         self._link = link
         self._map: BlockMapReader | None = None
         self._map_lock = threading.Lock()
 
     def read(self, focus: Focus, timeout_s: float) -> Observation:
-        """Return the newest observation; snapshot and arrays are of one step unless somebody else watches too.
+        """Return the newest observation; snapshot and arrays are of one step unless others' readings overtook it.
 
         Raises:
             SourceError: The engine is starting, failed, is gone, or did not answer in ``timeout_s``.
@@ -58,8 +69,8 @@ class LocalSource:
             raise SourceError(f"{error}{self._last_sign()}") from None
         except WireError as error:
             raise SourceError(self._link.loss() or str(error)) from None
-        blocks = self._blocks()
-        self.missing = {} if blocks.host is not None else {"host-tier": NO_HOST_TIER}
+        blocks = self._blocks(seen.snapshot.step)
+        self.missing = self._never if blocks.host is not None else {**self._never, "host-tier": NO_HOST_TIER}
         table = table_from_bytes(seen.focus_table)
         return Observation(seen.snapshot, blocks.device, blocks.host, table, seen.focus_block)
 
@@ -71,12 +82,12 @@ class LocalSource:
                 self._map.close()
                 self._map = None
 
-    def _blocks(self) -> Publication:
+    def _blocks(self, step: int) -> Publication:
         with self._map_lock:
             try:
                 if self._map is None:
                     self._map = BlockMapReader(self._link.map_fd)
-                return self._map.read()
+                return self._map.read(step)
             except (BlockMapError, OSError) as error:
                 raise SourceError(self._link.loss() or str(error)) from None
 

@@ -114,6 +114,7 @@ class KvtopApp(App[None]):
         connect: Gives the attachment; may take seconds, runs beside the first frame. A ``KvtopError`` ends the
             console with its exit code and text.
         restart: Gives a new attachment after the engine was lost; ``None`` when that is not on offer.
+        again: What the key for that does.
         refresh_hz: Readings a second.
         ascii_only: Write ASCII characters only.
         auto_poll: Read by itself; without it, ``poll_once`` takes one step by hand.
@@ -160,6 +161,7 @@ class KvtopApp(App[None]):
         connect: Callable[[], Attachment],
         *,
         restart: Callable[[], Attachment] | None = None,
+        again: str = "restarts it",
         refresh_hz: float = 10.0,
         ascii_only: bool = False,
         auto_poll: bool = True,
@@ -173,6 +175,7 @@ class KvtopApp(App[None]):
         self.clock = clock
         self._connect = connect
         self._restart = restart
+        self._again = again
         self._refresh_hz = refresh_hz
         self._auto_poll = auto_poll
         self._background = Background(lambda error: self._post(BackgroundCrashed(error)))
@@ -357,7 +360,7 @@ class KvtopApp(App[None]):
             self._show_panes()
 
     def _show_header(self) -> None:
-        self._base.query_one(Header).show(self.view, self.clock(), self._restart is not None)
+        self._base.query_one(Header).show(self.view, self.clock(), None if self._restart is None else self._again)
 
     def _show_panes(self) -> None:
         view, base = self.view, self._base
@@ -725,7 +728,7 @@ class KvtopApp(App[None]):
             self.say("this engine was not started here, so it cannot be restarted here", "bad")
         elif not self._busy:
             self._busy = True
-            self.say("restarting the engine…")
+            self.say(f"r {self._again}…")
             if self._polling is not None:
                 self._polling.set()
             lost, restart = self.attachment, self._restart

@@ -223,7 +223,7 @@ def test_run_for_people(capsys):
 
 
 def test_a_default_bound_is_said(capsys, monkeypatch):
-    monkeypatch.setattr("kvtop.headless.DEFAULT_STEPS", 20)
+    monkeypatch.setattr("kvtop.driving.DEFAULT_STEPS", 20)
     assert run(["run", *SMALL, "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["steps"] == 20

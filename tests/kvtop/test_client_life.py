@@ -27,7 +27,7 @@ from kvtop.client_messages import AppendTokens, ClientAnswer, ClientCall, Client
 from kvtop.engine_process import EngineProcess
 from kvtop.engine_setup import EngineOptions
 from kvtop.errors import SourceError, UserError
-from kvtop.headless import Bounds, Ending, drive
+from kvtop.driving import Bounds, Ending, drive
 from kvtop.local_socket import connect, socket_path
 from kvtop.model.observation import Focus
 from kvtop.runner import EngineRunner

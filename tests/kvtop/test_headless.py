@@ -10,7 +10,7 @@ from allocator.snapshot import Counters
 from kvtop.check import PATIENCE_STEPS, ProgressWatch
 from kvtop.engine_setup import EngineOptions
 from kvtop.errors import UserError
-from kvtop.headless import DEFAULT_STEPS, Bounds, Drive, Ending, bounds_for, drive
+from kvtop.driving import DEFAULT_STEPS, Bounds, Drive, Ending, bounds_for, drive
 
 
 class ScriptedEngine:

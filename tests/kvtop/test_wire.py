@@ -329,7 +329,7 @@ def test_a_malformed_request_ends_only_its_own_connection(
 
 def test_connections_are_bounded(server: EngineServer, connect: Callable[[], Client]) -> None:
     clients = [connect() for _ in range(MAX_CONNECTIONS)]
-    with pytest.raises(SourceError, match="no more than 16 consoles"):
+    with pytest.raises(SourceError, match="no more than 16 connections"):
         connect()
     clients[0].close()
     until(lambda: len(server._open) == MAX_CONNECTIONS - 1)

@@ -32,11 +32,11 @@ class Header(Lines):
         super().__init__(look)
         self._view = View(source=source)
         self._now_s = 0.0
-        self._restartable = False
+        self._again: str | None = None
 
-    def show(self, view: View, now_s: float, restartable: bool) -> None:
-        """Draw a view as seen at monotonic time ``now_s``."""
-        self._view, self._now_s, self._restartable = view, now_s, restartable
+    def show(self, view: View, now_s: float, again: str | None) -> None:
+        """Draw a view as seen at monotonic time ``now_s``; ``again`` is what ``r`` does once the engine is lost."""
+        self._view, self._now_s, self._again = view, now_s, again
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
@@ -50,7 +50,7 @@ class Header(Lines):
         if view.error is not None:
             age = "" if age_s is None else f" {fmt.seconds(age_s)} ago"
             text.append(f" engine lost{age} ", look.style("badge-bad"))
-            tail = "  r restarts it" if self._restartable else ""
+            tail = f"  r {self._again}" if self._again else ""
             text.append(" ")
             room = max(0, width - text.cell_len - len(tail))
             text.append(fit(printable(view.error), room).rstrip(), look.style("bad"))
