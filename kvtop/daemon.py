@@ -258,8 +258,6 @@ class Daemon:
                 (self._log.info if outcome.ok else self._log.error)(f"SIGHUP: {outcome.message}")
                 changed.difference_update(fields)
         if changed:
-            names = ", ".join(
-                sorted(field.removeprefix("num_").removesuffix("_ratio").replace("_", "-") for field in changed)
-            )
-            self._log.warning(f"SIGHUP: takes a restart: {names}")
+            options = (field.removeprefix("num_").removesuffix("_ratio").replace("_", "-") for field in changed)
+            self._log.warning(f"SIGHUP: takes a restart: {', '.join(sorted(options))}")
         self._options = fresh

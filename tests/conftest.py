@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -17,6 +17,16 @@ _COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": [Healt
 settings.register_profile("default", derandomize=True, max_examples=60, stateful_step_count=40, **_COMMON)
 settings.register_profile("long", max_examples=1500, stateful_step_count=80, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nobodys_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the configuration and the logs of whoever runs the tests out of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+            patch.setenv(variable, str(tmp_path_factory.mktemp(variable.lower())))
+        yield
+
 
 MakeArrays = Callable[..., BlockArrays]
 

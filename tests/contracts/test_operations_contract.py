@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
+from published import ThreadedDaemon, own_directories
 
 from allocator.block_map import FIELDS
 from allocator.commands import (
@@ -44,6 +47,7 @@ from kvtop.runner import EngineRunner
 from kvtop.sources.base import Source
 from kvtop.sources.in_process import InProcessOperations, InProcessSource
 from kvtop.sources.local import LocalOperations, LocalSource
+from kvtop.sources.named import NamedEngine
 
 OPTIONS = EngineOptions(num_blocks=64, geometry="none", speed=None, seed=5)
 NO_SEQUENCE = 10**9
@@ -139,10 +143,22 @@ def local() -> Iterator[Door]:
     source.close()
 
 
+def named() -> Iterator[Door]:
+    with tempfile.TemporaryDirectory(prefix="kv") as directory, pytest.MonkeyPatch.context() as patch:
+        own_directories(patch, Path(directory))
+        daemon = ThreadedDaemon("t", OPTIONS)
+        link = NamedEngine("t")
+        source = LocalSource(link)
+        yield Door(LocalOperations(link), source)
+        source.close()
+        daemon.close()
+
+
 KINDS: dict[str, Callable[[], Iterator[Door]]] = {
     "in-process": lambda: in_process(runs=True),
     "stepped": lambda: in_process(runs=False),
     "local": local,
+    "named": named,
 }
 
 

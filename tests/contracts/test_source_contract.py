@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from published import own_directories
 
 from allocator.block_map import FIELDS
 from allocator.ids import NO_ROW
@@ -27,6 +30,7 @@ from kvtop.sources.base import Source
 from kvtop.sources.in_process import InProcessSource
 from kvtop.sources.local import LocalSource
 from kvtop.sources.recorded import RecordedSource
+from kvtop.sources.named import NamedEngine
 from kvtop.sources.scripted import ScriptedSource
 
 CAPABILITIES = {"block-map", "sequences", "events", "host-tier", "operations"}
@@ -71,6 +75,24 @@ def local(options: EngineOptions) -> Iterator[Harness]:
     source.close()
 
 
+def named(options: EngineOptions) -> Iterator[Harness]:
+    """A published engine, watched by somebody else too."""
+    with tempfile.TemporaryDirectory(prefix="kv") as directory, pytest.MonkeyPatch.context() as patch:
+        own_directories(patch, Path(directory))
+        process = EngineProcess.start(options, publish="t")
+        process.wait_ready(TIMEOUT_S)
+        other, source = LocalSource(process), LocalSource(NamedEngine("t"), "local:t")
+        other.read(Focus(), TIMEOUT_S)
+
+        def fail() -> None:
+            os.kill(process.pid, signal.SIGKILL)
+            process._process.wait(10)
+
+        yield Harness(source, fail)
+        source.close()
+        other.close()
+
+
 def scripted(options: EngineOptions) -> Iterator[Harness]:
     with_engine = in_process(options, runs=False)
     harness = next(with_engine)
@@ -105,6 +127,7 @@ KINDS: dict[str, Callable[[EngineOptions], Iterator[Harness]]] = {
     "in-process": lambda options: in_process(options, runs=True),
     "stepped": lambda options: in_process(options, runs=False),
     "local": local,
+    "named": named,
     "scripted": scripted,
     "recorded": recorded,
 }
@@ -195,7 +218,7 @@ def test_close_twice(make: Callable[..., Harness]) -> None:
     source.close()
 
 
-@pytest.mark.parametrize("kind", ["in-process", "stepped", "local"])
+@pytest.mark.parametrize("kind", ["in-process", "stepped", "local", "named"])
 def test_the_focus_is_answered(kind: str) -> None:
     """Not by a script, which knows only its lines."""
     made = KINDS[kind](EngineOptions(num_blocks=64, geometry="none", speed=1.0))
@@ -221,7 +244,7 @@ def test_the_focus_is_answered(kind: str) -> None:
         next(made, None)
 
 
-@pytest.mark.parametrize("kind", ["in-process", "stepped", "local", "recorded"])
+@pytest.mark.parametrize("kind", ["in-process", "stepped", "local", "named", "recorded"])
 def test_after_close_there_is_nothing_to_read(kind: str) -> None:
     made = KINDS[kind](OPTIONS)
     source = next(made).source

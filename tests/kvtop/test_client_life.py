@@ -24,10 +24,10 @@ from allocator.engine import Engine
 from kvtop.check import ProgressWatch
 from kvtop.client import Client, OutOfBlocks
 from kvtop.client_messages import AppendTokens, ClientAnswer, ClientCall, ClientRefused, Greet, StartSequence
+from kvtop.driving import Bounds, Ending, drive
 from kvtop.engine_process import EngineProcess
 from kvtop.engine_setup import EngineOptions
 from kvtop.errors import SourceError, UserError
-from kvtop.driving import Bounds, Ending, drive
 from kvtop.local_socket import connect, socket_path
 from kvtop.model.observation import Focus
 from kvtop.runner import EngineRunner

@@ -8,9 +8,9 @@ from allocator.config import STEP_S
 from allocator.errors import InvariantViolation
 from allocator.snapshot import Counters
 from kvtop.check import PATIENCE_STEPS, ProgressWatch
+from kvtop.driving import DEFAULT_STEPS, Bounds, Drive, Ending, bounds_for, drive
 from kvtop.engine_setup import EngineOptions
 from kvtop.errors import UserError
-from kvtop.driving import DEFAULT_STEPS, Bounds, Drive, Ending, bounds_for, drive
 
 
 class ScriptedEngine:

@@ -1,0 +1,126 @@
+"""``kvtop.toml``: what it may hold, who wins over it, and one line for whatever is wrong in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtop.cli import run, run_command, with_file
+from kvtop.options_file import default_path
+
+RUN = ["run", "--geometry", "none", "--steps", "3", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "my.toml"
+
+
+def total(capsys: pytest.CaptureFixture[str]) -> int:
+    return int(json.loads(capsys.readouterr().out)["blocks"]["total"])
+
+
+def test_a_value_from_the_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("blocks = 48\n")
+    assert run([*RUN, "--config", str(file)]) == 0
+    assert total(capsys) == 48
+
+
+def test_the_file_in_its_usual_place(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    default_path().parent.mkdir(parents=True)
+    default_path().write_text("blocks = 40\n")
+    assert run(RUN) == 0
+    assert total(capsys) == 40
+    # The environment wins over the file, the command line over both.
+    monkeypatch.setenv("KVTOP_BLOCKS", "41")
+    assert run(RUN) == 0
+    assert total(capsys) == 41
+    assert run([*RUN, "--blocks", "42"]) == 0
+    assert total(capsys) == 42
+
+
+def test_the_file_named_in_the_environment(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("blocks = 44\n")
+    monkeypatch.setenv("KVTOP_CONFIG", str(file))
+    assert run(RUN) == 0
+    assert total(capsys) == 44
+
+
+def test_every_kind_of_value(file: Path) -> None:
+    file.write_text(
+        'speed = "max"\nwatermark = 0.25\nno-prefix-cache = true\nserial = false\n'
+        'inject = ["slow-copy", "lost-client:0.5"]\nsteps = 9\nlog-format = "json"\n'
+    )
+    context = run_command.make_context("run", ["--config", str(file)])
+    params = with_file(context).params
+    assert (params["speed"], params["watermark_ratio"], params["steps"]) == (None, 0.25, 9)
+    assert (params["no_prefix_cache"], params["serial"]) == (True, False)
+    assert [kind for kind, _ in params["inject"]] == ["slow-copy", "lost-client"]
+    assert params["log_format"] == "json"
+
+
+def test_one_value_of_an_option_that_may_have_several(file: Path) -> None:
+    file.write_text('inject = "slow-copy"\n')
+    params = with_file(run_command.make_context("run", ["--config", str(file)])).params
+    assert [kind for kind, _ in params["inject"]] == ["slow-copy"]
+
+
+def test_what_contradicts_the_file_wins_over_it(file: Path) -> None:
+    file.write_text("swap-blocks = 7\n")
+    assert run([*RUN, "--config", str(file), "--swap-ratio", "1"]) == 0
+    file.write_text("swap-blocks = 7\nswap-ratio = 0.5\n")
+    assert run([*RUN, "--config", str(file)]) == 2
+
+
+BAD = [
+    ("blockz = 1", "blockz: no such option; did you mean blocks?"),
+    ("xyzzy = 1", "xyzzy: no such option; kvtop run --help lists them"),
+    ("num_blocks = 1", "num_blocks: no such option"),
+    ("config = 'a'", "config: no such option"),
+    ("threads = 2", "threads: no such option"),
+    ("blocks = 0", "blocks 0: a whole number from 1 to 67108864"),
+    ("blocks = 1.5", "blocks 1.5: a whole number"),
+    ("blocks = true", "blocks true: a whole number"),
+    ("blocks = [1]", "blocks: a text, a number, true or false"),
+    ("blocks = {a = 1}", "blocks: a text, a number, true or false"),
+    ("blocks = 1979-05-27", "blocks: a text, a number, true or false"),
+    ("[run]\nblocks = 1", "run: no such option"),
+    ("serial = 3", "serial 3: 1, true, yes or on"),
+    ("watermark = nan", "watermark nan: a number from 0 to 1"),
+    ("inject = ['earthquake']", "inject earthquake: KIND or KIND:RATE"),
+    ("blocks = ", "no TOML: Invalid value"),
+    ("blocks = 1\nblocks = 2", "no TOML: Cannot overwrite a value"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), BAD, ids=[text for text, _ in BAD])
+def test_a_wrong_file_is_one_line_that_names_it(
+    text: str, told: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(text)
+    assert run([*RUN, "--config", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"kvtop: {file}: {told}")
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, told in ((file, "no such file"), (tmp_path, "Is a directory"), ("a\0b", "embedded null")):
+        assert run([*RUN, "--config", str(path)]) == 2
+        assert told in capsys.readouterr().err
+    file.write_bytes(b"\xff\xfe")
+    assert run([*RUN, "--config", str(file)]) == 2
+    assert "no TOML" in capsys.readouterr().err
+    file.write_bytes(b"#" * (2 << 20))
+    assert run([*RUN, "--config", str(file)]) == 2
+    assert "larger than" in capsys.readouterr().err
