@@ -580,6 +580,15 @@ def bench_record(rounds: int, as_json: bool) -> int:
     return run_bench_record(rounds=rounds, as_json=as_json)
 
 
+@bench_group.command("overhead")
+@_with(_BENCH_OPTIONS)
+def bench_overhead(rounds: int, as_json: bool) -> int:
+    """Time a published engine of 1,000,000 blocks alone, with 4 observers, and scraped every second."""
+    from kvtop.bench.suites import run_bench_overhead
+
+    return run_bench_overhead(rounds=rounds, as_json=as_json)
+
+
 @cli.group("export", no_args_is_help=False)
 def export_group() -> None:
     """Print what is shipped for Prometheus and Grafana."""

@@ -55,7 +55,7 @@ _MAX_WAIT_S: Final = 600.0
 #: Seconds between looks at whether the server was closed, on a connection that asks nothing.
 _LOOK_S: Final = 1.0
 #: Seconds in which whoever connects by name must ask something.
-FIRST_WORD_S: Final = 10.0
+FIRST_WORD_S: Final = 30.0
 
 #: Process and user at the other end, as far as the system says.
 Who: TypeAlias = tuple[int | None, int | None]

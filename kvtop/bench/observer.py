@@ -119,10 +119,10 @@ def _mark(source: LocalSource, pid: int) -> tuple[float, Snapshot, float | None]
     """Return the time, the engine's state, and its processor time so far. [s], [s]"""
     snapshot = source.read(Focus(), _READ_LIMIT_S).snapshot
     assert snapshot is not None
-    return time.perf_counter(), snapshot, _cpu_seconds(pid)
+    return time.perf_counter(), snapshot, cpu_seconds(pid)
 
 
-def _cpu_seconds(pid: int) -> float | None:
+def cpu_seconds(pid: int) -> float | None:
     """Return the processor time of a process's threads; ``None`` where the system does not tell. [s]"""
     try:
         files = list(Path(f"/proc/{pid}/task").glob("*/schedstat"))

@@ -12,6 +12,7 @@ from kvtop.bench.copies import measure_copies
 from kvtop.bench.figures import Figure
 from kvtop.bench.locks import LockSizes, compare_layers
 from kvtop.bench.observer import ObserverSizes, measure_observer
+from kvtop.bench.overhead import OverheadSizes, measure_overhead
 from kvtop.bench.pools import measure_pairs, measure_scaling
 from kvtop.bench.recording import RecordSizes, measure_recording
 from kvtop.bench.sequences import measure_decode, measure_prefix
@@ -106,6 +107,16 @@ def run_bench_record(*, rounds: int, as_json: bool, sizes: RecordSizes | None = 
     """Measure what a recording costs a run, and its size, print it, and return the exit code."""
     say(f"recording: {rounds} rounds")
     return _print("record", rounds, list(measure_recording(rounds, sizes or RecordSizes())), as_json)
+
+
+def run_bench_overhead(*, rounds: int, as_json: bool, sizes: OverheadSizes | None = None) -> int:
+    """Measure what observers and scrapes cost a published engine, print it, and return the exit code.
+
+    Raises:
+        KvtopError: An engine cannot be started, or is lost.
+    """
+    say(f"overhead: {rounds} rounds, after two engines have warmed up")
+    return _print("overhead", rounds, list(measure_overhead(rounds, sizes or OverheadSizes())), as_json)
 
 
 def _print(benchmark: str, rounds: int, found: Sequence[Figure], as_json: bool) -> int:
