@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from allocator.block_map import BlockMapWriter
-from allocator.commands import Command, SetAutoCompaction, SetSpeed, SetWatermark
+from allocator.commands import Command, SetAutoCompaction, SetPolicy, SetSpeed, SetWatermark
 from allocator.errors import ConfigError, InvariantViolation, Refused
 from allocator.plans import Outcome
 from kvtop.driving import LATE_BOUND_S, Bounds, Drive, Ending, Signals
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 #: What a running engine can be told of its options: the fields, and the command that carries them.
 RELOADABLE: Final[tuple[tuple[tuple[str, ...], Callable[[EngineOptions], Command]], ...]] = (
+    (("policy",), lambda options: SetPolicy(options.policy)),
     (("speed",), lambda options: SetSpeed(options.speed)),
     (("watermark_ratio",), lambda options: SetWatermark(options.watermark_ratio)),
     (

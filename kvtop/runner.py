@@ -1,7 +1,8 @@
 """EngineRunner: paces an engine, and lets other threads ask of it. Owns the engine; only its thread touches it.
 
 Requests from other threads wait in a bounded queue and are answered at a step boundary. An observation
-makes the publication it needs, at most 20 a second, so an engine that nobody watches publishes nothing.
+makes the publication it needs, at most 20 a second, so an engine that nobody watches publishes nothing. Those who ask
+meanwhile are answered together.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from allocator.snapshot import Counters, Snapshot
 from kvtop.errors import SourceError
 from kvtop.model.observation import BlockHolders, Focus, Observation
 
-#: Seconds between two publications, at least.
+#: Seconds between two publications, at least; more where one takes long, so that they take no more than this share of
+#: the engine's time, up to a bound that keeps the screen moving.
 PUBLISH_EVERY_S: Final = 0.05
+PUBLISH_SHARE: Final = 0.02
+MAX_PUBLISH_EVERY_S: Final = 0.5
 #: Seconds of engine work after which a turn ends, so that commands and observers are answered in time.
 TURN_S: Final = 0.01
 #: Seconds a turn may ask to sleep, at most: the engine's heartbeat stays young.
@@ -170,6 +174,7 @@ class EngineRunner:
         self._arrays: tuple[BlockArrays | None, BlockArrays | None] = (None, None)
         self._arrays_are_current = False
         self._published_s = -math.inf
+        self._publish_every_s = PUBLISH_EVERY_S
         self._rate_samples: deque[tuple[float, int]] = deque([(clock(), engine.step)])
         self._anchor()
         # The queue and who runs; the lock is reentrant so that a signal handler may call wake().
@@ -527,23 +532,28 @@ class EngineRunner:
         """Return the seconds until an observer can be answered with arrays of this very step."""
         if self._arrays_are_current:
             return 0.0
-        return self._published_s + PUBLISH_EVERY_S - self._clock()
+        return self._published_s + self._publish_every_s - self._clock()
 
     def _answer_observers(self) -> None:
         observers, self._observers = self._observers, []
+        began_s, is_new = self._clock(), not self._arrays_are_current
         try:
-            if not self._arrays_are_current:
+            if is_new:
                 self._publish()
         except Exception as error:
             for request in observers:
                 request.finish(None, f"the engine cannot be read: {_describe(error)}")
             return
+        snapshots: dict[int, Snapshot] = {}  # by the first event wanted: consoles in step share one
         for request in observers:
             assert isinstance(request.payload, Focus)
             try:
-                request.finish(self._observation(request.payload))
+                request.finish(self._observation(request.payload, snapshots))
             except Exception as error:
                 request.finish(None, f"the engine cannot be read: {_describe(error)}")
+        if is_new:
+            cost_s = self._clock() - began_s
+            self._publish_every_s = min(max(PUBLISH_EVERY_S, cost_s / PUBLISH_SHARE), MAX_PUBLISH_EVERY_S)
 
     def _publish(self) -> None:
         engine = self.engine
@@ -563,21 +573,26 @@ class EngineRunner:
         self._arrays_are_current = True
         self._published_s = self._clock()
 
-    def _observation(self, focus: Focus) -> Observation:
+    def _observation(self, focus: Focus, snapshots: dict[int, Snapshot]) -> Observation:
         device, host = self._arrays
         engine = self.engine
-        snapshot = engine.snapshot(
-            phase=self._phase(), speed=self._speed, steps_per_s=self._rate(), next_event=focus.next_event
-        )
-        is_empty = snapshot.num_running + snapshot.num_waiting + snapshot.num_swapped == 0
-        phase = "idle" if snapshot.phase == "running" and is_empty else snapshot.phase
-        snapshot = msgspec.structs.replace(snapshot, phase=phase, notes=(*snapshot.notes, *self._notes))
+        snapshot = snapshots.get(focus.next_event)
+        if snapshot is None:
+            snapshot = snapshots[focus.next_event] = self._snapshot(focus.next_event)
         table = engine.table(focus.seq_id) if focus.seq_id is not None else None
         block = None
         if focus.block_id is not None and 0 <= focus.block_id < (engine.pool_size("device") or 0):
             holders, total = engine.holders(focus.block_id)
             block = BlockHolders(focus.block_id, holders, total)
         return Observation(snapshot, device, host, table, block)
+
+    def _snapshot(self, next_event: int) -> Snapshot:
+        snapshot = self.engine.snapshot(
+            phase=self._phase(), speed=self._speed, steps_per_s=self._rate(), next_event=next_event
+        )
+        is_empty = snapshot.num_running + snapshot.num_waiting + snapshot.num_swapped == 0
+        phase = "idle" if snapshot.phase == "running" and is_empty else snapshot.phase
+        return msgspec.structs.replace(snapshot, phase=phase, notes=(*snapshot.notes, *self._notes))
 
     def _phase(self) -> str:
         if self.failure is not None:

@@ -19,9 +19,10 @@ def main(arguments: Sequence[str]) -> int:
     attachment = open_target(f"local:{name}")
     print("ready", flush=True)
     for line in sys.stdin:
-        began_s, seen = time.perf_counter(), 0
-        end_s = began_s + float(line)
-        while (due_s := began_s + (seen + 1) / rate_hz) < end_s:
+        due_s, seen = time.perf_counter(), 0
+        end_s = due_s + float(line)
+        # As a console: the next reading is due a while after the last one, or at once when that took longer.
+        while (due_s := max(due_s + 1 / rate_hz, time.perf_counter())) < end_s:
             time.sleep(max(0.0, due_s - time.perf_counter()))
             view = attachment.poll()
             if view.error is not None:
