@@ -179,6 +179,22 @@ def test_another_process_with_the_same_pid_is_not_the_writer(
         reader.check_writer()
 
 
+def test_the_publication_before_is_read_by_its_step(writer: BlockMapWriter, reader: BlockMapReader) -> None:
+    first, second, third = (random_arrays(50, seed) for seed in (1, 2, 3))
+    writer.publish(0, first, None)
+    for step in (None, 0, 5):
+        assert same(reader.read(step).device, first)
+    writer.publish(20, second, None)
+    assert same(reader.read(0).device, first)
+    assert same(reader.read(20).device, second)
+    writer.publish(30, third, None)
+    assert (reader.read(20).step, reader.read(30).step) == (20, 30)
+    assert reader.read(0).step == 30  # overwritten: the newest there is
+    writer.begin(40, 50, None)  # into the buffer of step 20
+    assert reader.read(20).step == 30
+    writer.finish()
+
+
 def test_nothing_published_yet(reader: BlockMapReader) -> None:
     with pytest.raises(BlockMapError, match="nothing published yet"):
         reader.read()

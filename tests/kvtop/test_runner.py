@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from fake_engine import FakeEngine, ManualClock, broken_law, until
 from allocator.block_map import BlockArrays
 from allocator.commands import Compact, Pause, Resize, Resume, SetSpeed, Step, SubmitLoad, VerifyContents
 from allocator.errors import StorageError
+from allocator.ids import Tier
 from allocator.plans import Outcome
 from kvtop import runner as runner_module
 from kvtop.errors import SourceError
@@ -305,6 +307,58 @@ def test_nothing_is_copied_while_nothing_changes(engine: FakeEngine, clock: Manu
     third = runner.observe(LOOK)
     assert third.device is not first.device
     assert engine.calls.count("arrays") == 2
+
+
+def test_those_who_ask_together_share_one_publication_and_its_snapshot(engine: FakeEngine, clock: ManualClock) -> None:
+    runner = EngineRunner(engine, clock=clock)
+    asked = [runner_module._Request(Focus(next_event=number)) for number in (0, 0, 7)]
+    clock.now_s += 1
+    runner._queue.extend(asked)
+    runner.turn()
+    first, second, third = (request.answer for request in asked)
+    assert engine.calls.count("arrays") == 1
+    assert first.snapshot is second.snapshot  # type: ignore[union-attr]
+    assert first.snapshot is not third.snapshot  # type: ignore[union-attr]
+    assert first.device is third.device  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("cost_s", "wait_s"), [(0.0, 0.05), (0.0005, 0.05), (0.004, 0.2), (3.0, 0.5)])
+def test_publishing_takes_a_bounded_share_of_the_time(
+    engine: FakeEngine, clock: ManualClock, cost_s: float, wait_s: float
+) -> None:
+    arrays = engine.arrays
+
+    def slow(tier: Tier, into: BlockArrays | None = None) -> BlockArrays | None:
+        clock.now_s += cost_s if tier == "device" else 0.0
+        return arrays(tier, into)
+
+    engine.arrays = slow  # type: ignore[method-assign]
+    runner = EngineRunner(engine, speed=None, clock=clock, max_steps=10**9)
+
+    def advance(max_steps: int) -> int:
+        clock.now_s += 0.02
+        engine.step += 1
+        return 1
+
+    engine.advance = advance  # type: ignore[method-assign]
+    seen_s = []
+    for _ in range(3):
+        request = runner_module._Request(LOOK)
+        runner._queue.append(request)
+        while not request.answered.is_set():
+            runner.turn()
+        seen_s.append(clock.now_s)
+    for before, after in itertools.pairwise(seen_s):
+        assert wait_s <= after - before - cost_s + 1e-9 < wait_s + 0.05
+
+
+def test_after_its_end_nobody_is_answered(engine: FakeEngine) -> None:
+    runner = EngineRunner(engine)
+    runner.retire()
+    for ask in (lambda: runner.observe(LOOK), lambda: runner.apply(Pause()), lambda: runner.plan(Pause())):
+        with pytest.raises(SourceError, match="the engine has stopped"):
+            ask()
+    assert engine.calls == []
 
 
 def test_unknown_sequences_and_blocks_are_none(engine: FakeEngine) -> None:
