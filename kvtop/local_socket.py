@@ -187,8 +187,6 @@ class NamedSocket:
         """
         path = map_path(self.path)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
             self._map_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise KvtopError(f"--publish {self.path.stem}: {path}: {error.strerror}") from None

@@ -22,6 +22,7 @@ from kvtop.engine_setup import EngineOptions
 from kvtop.errors import EXIT_USAGE, KvtopError, SourceError, UserError
 from kvtop.model.observation import Focus
 from kvtop.sources.local import LocalOperations, LocalSource
+from kvtop.wire import Observed
 
 TESTS = Path(__file__).resolve().parent.parent
 FAKE_CHILD = (sys.executable, str(TESTS / "fake_engine_child.py"))
@@ -96,6 +97,24 @@ def test_arrays_and_snapshot_are_of_one_step(start: Start) -> None:
     for _ in range(10):
         seen = source.read(LOOK, 30)
         assert seen.device is not None
+        assert set(seen.device.fill.tolist()) == {seen.snapshot.step % 128}
+
+
+def test_a_reading_is_of_one_step_although_somebody_else_looked_meanwhile(start: Start) -> None:
+    process = start()
+    source = LocalSource(process)
+    first, observe = source.read(LOOK, 30), process.observing.observe
+
+    def overtaken(focus: Focus, timeout_s: float) -> Observed:
+        mine = observe(focus, timeout_s)
+        assert process.commanding.observe(LOOK, timeout_s).snapshot.step > mine.snapshot.step
+        return mine
+
+    process.observing.observe = overtaken  # type: ignore[method-assign]
+    for _ in range(3):
+        seen = source.read(LOOK, 30)
+        assert seen.device is not None
+        assert seen.snapshot.step > first.snapshot.step
         assert set(seen.device.fill.tolist()) == {seen.snapshot.step % 128}
 
 

@@ -93,6 +93,7 @@ def descriptors(pid: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory and descriptors are read from /proc")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("steps", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_a_million_steps_under_random_commands(steps: int) -> None:
     rng = random.Random(steps)
@@ -113,6 +114,7 @@ def test_a_million_steps_under_random_commands(steps: int) -> None:
                 if isinstance(command, VerifyContents):
                     assert operations.apply(command, TIMEOUT_S).ok
             assert operations.apply(Unpin(tuple(range(64))), TIMEOUT_S).message
+            assert operations.apply(Step(steps // 400), TIMEOUT_S).message
             assert operations.apply(Resume(), TIMEOUT_S).ok
             if rounds % 20 == 1:  # one who comes, looks and goes; a script; a scrape
                 passing = LocalSource(NamedEngine("t"), "local:t")
