@@ -146,8 +146,6 @@ class Connection(Generic[_M]):
         receives: Type of the messages that may come.
         max_received, max_sent: Bytes of one message, at most.
         farewell: Makes the last message to a far end that sent what it may not, from the reason; by default none.
-        may_trickle: Whether a message may take longer than ``FRAME_TIMEOUT_S`` as long as something of it arrives:
-            who reads may have been suspended meanwhile.
     """
 
     def __init__(
@@ -158,10 +156,8 @@ class Connection(Generic[_M]):
         max_received: int,
         max_sent: int,
         farewell: Callable[[str], Any] | None = None,
-        may_trickle: bool = True,
     ) -> None:
         self._sock = sock
-        self._may_trickle = may_trickle
         self._decoder: msgspec.msgpack.Decoder[_M] = msgspec.msgpack.Decoder(receives)
         self._encoder = msgspec.msgpack.Encoder()
         self._max_received = max_received
@@ -207,14 +203,13 @@ class Connection(Generic[_M]):
             if body is not None:
                 return self._decode(body)
             # What has arrived already is read even when time is up: this process may have been suspended meanwhile.
-            has_come = self._receive_some(max(deadline_s - time.monotonic(), _NO_TIME_S))
-            now_s = time.monotonic()
-            if has_come and (self._may_trickle or self._has_frame()):
+            if self._receive_some(max(deadline_s - time.monotonic(), _NO_TIME_S)):
                 continue
+            now_s = time.monotonic()
             if self._frame_began_s is not None and now_s - self._frame_began_s > FRAME_TIMEOUT_S:
                 self.close()
                 raise WireError(f"a message began and was not complete after {FRAME_TIMEOUT_S:g} s")
-            if not has_come and now_s >= deadline_s:
+            if now_s >= deadline_s:
                 raise WireTimeout(f"no answer in {timeout_s:g} s")
 
     def shut_down(self) -> None:
@@ -241,13 +236,6 @@ class Connection(Generic[_M]):
             self._frame_began_s = time.monotonic()
         self._received += chunk
         return True
-
-    def _has_frame(self) -> bool:
-        """Return whether a whole message has arrived, or the length of one that is too large."""
-        if len(self._received) < 4:
-            return False
-        size = int.from_bytes(self._received[:4], "big")
-        return size > self._max_received or len(self._received) >= 4 + size
 
     def _take_frame(self) -> bytes | None:
         received = self._received
@@ -285,7 +273,6 @@ def server_connection(sock: socket.socket) -> Connection[Request]:
         max_received=MAX_REQUEST_BYTES,
         max_sent=MAX_REPLY_BYTES,
         farewell=lambda text: Failed(NO_NUMBER, text),
-        may_trickle=False,
     )
 
 
