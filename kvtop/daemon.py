@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from allocator.block_map import BlockMapWriter
-from allocator.commands import Command, SetAutoCompaction, SetPolicy, SetSpeed, SetWatermark
+from allocator.commands import Command, SetAutoCompaction, SetLoad, SetPolicy, SetSpeed, SetWatermark
 from allocator.errors import ConfigError, InvariantViolation, Refused
 from allocator.plans import Outcome
 from kvtop.driving import LATE_BOUND_S, Bounds, Drive, Ending, Signals
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 RELOADABLE: Final[tuple[tuple[tuple[str, ...], Callable[[EngineOptions], Command]], ...]] = (
     (("policy",), lambda options: SetPolicy(options.policy)),
     (("speed",), lambda options: SetSpeed(options.speed)),
+    (("rate_scale", "size_scale"), lambda options: SetLoad(options.rate_scale, options.size_scale)),
     (("watermark_ratio",), lambda options: SetWatermark(options.watermark_ratio)),
     (
         ("compact", "compact_threshold_ratio"),
