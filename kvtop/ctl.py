@@ -9,14 +9,16 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 import msgspec
 
 from allocator.commands import Command, command_name
-from allocator.plans import Plan
 from kvtop.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+
+if TYPE_CHECKING:
+    from allocator.plans import Plan
 
 #: What one types, where it is not the command's own name: shorter, and other words for it.
 _SHORT: Final = {"set-speed": "speed", "submit-load": "submit", "evict-cached": "evict", "verify-contents": "verify"}
