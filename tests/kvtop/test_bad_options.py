@@ -39,6 +39,7 @@ NAMED = {
     "--geometry": "one of none, tiny, llama-3-8b, llama-3-70b, qwen-2.5-7b, mistral-7b, deepseek-v3, model",
     "--policy": "one of fcfs, priority, sjf",
     "--executor": "one of thread, inline",
+    "--log-format": "one of text, json",
     "--preempt": "one of swap, recompute",
     "--eviction": "one of lru, fifo, lfu",
     "--compact": "one of off, manual, auto",
@@ -63,6 +64,7 @@ OTHER = {
             "--workload rag and --workload-file x: one of the two, not both",
         ),
     ],
+    "--config": [(["--config", "/nowhere.toml"], "--config /nowhere.toml: no such file")],
     "--publish": [
         (["--publish", "a/b"], "--publish a/b: an engine's name is 1 to 40 letters, digits, '.', '_' and '-'"),
     ],
