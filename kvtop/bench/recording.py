@@ -11,8 +11,8 @@ from pathlib import Path
 
 from allocator.block_map import BYTES_PER_BLOCK
 from kvtop.bench.figures import Figure, figure, ratio_figure
+from kvtop.driving import Bounds, drive
 from kvtop.engine_setup import EngineOptions, build_engine
-from kvtop.headless import Bounds, drive
 from kvtop.recording.reader import Recording
 from kvtop.recording.writer import RecordOrder, default_every, record_engine
 

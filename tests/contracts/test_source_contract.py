@@ -29,8 +29,8 @@ from kvtop.runner import EngineRunner
 from kvtop.sources.base import Source
 from kvtop.sources.in_process import InProcessSource
 from kvtop.sources.local import LocalSource
-from kvtop.sources.recorded import RecordedSource
 from kvtop.sources.named import NamedEngine
+from kvtop.sources.recorded import RecordedSource
 from kvtop.sources.scripted import ScriptedSource
 
 CAPABILITIES = {"block-map", "sequences", "events", "host-tier", "operations"}
