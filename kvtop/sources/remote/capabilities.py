@@ -1,0 +1,71 @@
+"""What a console can show of an engine over the network, panel by panel, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvtop.model.remote import Capability, EngineRow
+
+NOT_OFFERED: Final = "not offered by this engine"
+_EVENTS_FLAG: Final = {
+    "vLLM": "needs --kv-events-config on the server, and its endpoint: --events tcp://HOST:5557",
+    "SGLang": "needs --kv-events-config on the server, and its endpoint: --events tcp://HOST:5557",
+    "TensorRT-LLM": "needs kv_events_config on the server, and its endpoint: --events tcp://HOST:PORT",
+}
+_OPERATIONS: Final = {
+    "vLLM": "read only: prefix cache reset, sleep and pause are not driven from here",
+    "SGLang": "read only: flush, release and pause are not driven from here",
+    "llama.cpp": "read only: slot erase, save and restore are not driven from here",
+    "kvtop": "read only over metrics; kvtop attach local:NAME on its machine takes operations",
+}
+#: Panel → the numbers of which any one makes it available.
+_PANELS: Final = (
+    ("use of the cache", ("usage_ratio", "used_tokens")),
+    ("size in blocks", ("total_blocks",)),
+    ("cached and idle", ("cached_tokens",)),
+    ("running and waiting", ("running",)),
+    ("hit ratio", ("hits", "told_hit_ratio")),
+    ("preemptions", ("preemptions",)),
+    ("evictions", ("evictions",)),
+    ("host tier", ("host_usage_ratio",)),
+)
+_WHY_NOT: Final = {
+    ("vLLM", "cached and idle"): "not in its metrics; cache events tell it",
+    ("vLLM", "evictions"): "not in its metrics; cache events tell it",
+    ("vLLM", "host tier"): "needs offloading, --kv-offloading-size",
+    ("vLLM", "size in blocks"): "not told until the engine has started, or by this release",
+    ("SGLang", "host tier"): "needs --enable-hierarchical-cache",
+    ("SGLang", "evictions"): "not told until the first one, or by this release",
+    ("SGLang", "preemptions"): "not told until the first one, or by this release",
+    ("llama.cpp", "use of the cache"): "gone from its metrics; needs /slots, which this server does not offer",
+    ("llama.cpp", "size in blocks"): "this engine has slots, no blocks",
+}
+
+
+def capabilities_of(
+    kind: str, rows: Sequence[EngineRow], *, events_reason: str | None, has_events: bool
+) -> tuple[Capability, ...]:
+    """Return the table: for each panel and operation, available or why not.
+
+    Args:
+        kind: What the engine is.
+        rows: What its metrics tell.
+        events_reason: Why there is no stream of events, when the server itself has told.
+        has_events: Whether there is a stream of events.
+    """
+    table = []
+    for panel, fields in _PANELS:
+        is_known = any(getattr(row, field) is not None for row in rows for field in fields)
+        table.append(Capability(panel, None if is_known else _WHY_NOT.get((kind, panel), NOT_OFFERED)))
+    events = None if has_events else events_reason or _EVENTS_FLAG.get(kind, NOT_OFFERED)
+    table.append(Capability("resident prefixes", events))
+    plugin = "needs the plugin inside the engine's process" if kind == "vLLM" else NOT_OFFERED
+    local = "kvtop attach local:NAME on its machine shows it" if kind == "kvtop" else plugin
+    table.append(Capability("physical block map", local))
+    table.append(Capability("sequences and their blocks", local))
+    table.append(Capability("operations", _OPERATIONS.get(kind, "read only")))
+    for operation in ("compact", "swap", "resize", "pin"):
+        if kind != "kvtop":
+            table.append(Capability(operation, NOT_OFFERED))
+    return tuple(table)
