@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from kvtop.errors import SourceError
-from kvtop.model.observation import Focus
+from kvtop.model.observation import Focus, Observation
 from kvtop.model.reduce import fail, reduce
 from kvtop.model.view import View
 from kvtop.operations import Operations
@@ -52,7 +52,7 @@ class Attachment:
             except SourceError as error:
                 self.view = fail(self.view, str(error))
                 return self.view
-            if observation.snapshot.events:
+            if isinstance(observation, Observation) and observation.snapshot.events:
                 self._next_event = observation.snapshot.events[-1].number + 1
             self.view = reduce(self.view, observation, self.clock())
             return self.view

@@ -24,7 +24,7 @@ from allocator.fault_kinds import DEFAULT_RATE, FAULT_KINDS, FAULTS, parse_rate
 from allocator.geometry import GEOMETRY_NAMES
 from kvtop.ctl import CtlGroup, aim
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, KvtopError, UserError
-from kvtop.log import LOG_FORMATS
+from kvtop.log import LOG_FORMATS, LogFormat
 from kvtop.options_file import OptionsFile, read_options_file
 
 if TYPE_CHECKING:
@@ -491,14 +491,44 @@ def replay_command(
 @cli.command("attach")
 @click.argument("target", default="local")
 @click.option("--allow-operations", is_flag=True, help="Let the capitals act on the engine, not only look.")
-def attach_command(target: str, allow_operations: bool) -> int:
+@click.option("--events", multiple=True, metavar="ADDR", help="Its cache events, such as tcp://HOST:5557; one a rank.")
+@click.option("--replay", multiple=True, metavar="ADDR", help="Where it replays them, such as tcp://HOST:5558.")
+@click.option("--topic", default="", metavar="T", help="Topic of its cache events (all).")
+@click.option("--token-file", metavar="FILE", help="Send the first line of this file as a bearer token.")
+@click.option("--ca-file", metavar="FILE", help="Trust these certificates instead of the system's.")
+@click.option("--insecure", is_flag=True, help="Trust any certificate.")
+@click.option("--headless", is_flag=True, help="No screen: serve its metrics until stopped (--metrics-port).")
+@click.option("--metrics-port", type=_whole(0, 65535), help="Where to serve them; 0 takes a free port.")
+@click.option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1).")
+@click.option("--log-format", type=_one_of(*LOG_FORMATS), help="Form of the messages on stderr (text).")
+def attach_command(target: str, headless: bool, **params: Any) -> int:
     """Open the console on a running engine, which goes on when the console is closed.
 
-    TARGET is local:NAME, an engine that was published by that name, or local for the only one there is.
+    TARGET is local:NAME, an engine that was published by that name, local for the only one there is, or
+    http(s)://HOST:PORT, a server of vLLM, SGLang, llama.cpp, TensorRT-LLM, TGI, or a kvtop exporter.
     """
+    from kvtop.targets import AttachOptions
+
+    options = AttachOptions(
+        params["allow_operations"],
+        params["token_file"],
+        params["ca_file"],
+        params["insecure"],
+        params["events"],
+        params["replay"],
+        params["topic"],
+    )
+    address = _metrics(params)
+    if headless != (address is not None):
+        raise UserError("--headless and --metrics-port N: only together")
+    if address is not None:
+        from kvtop.exporting import run_exporting
+
+        form: LogFormat = params["log_format"] or "text"
+        return run_exporting(target, options, host=address.host, port=address.port, log_format=form)
     from kvtop.console import run_attached
 
-    return run_attached(target, allow_operations=allow_operations)
+    return run_attached(target, options)
 
 
 @cli.group("ctl", cls=CtlGroup, no_args_is_help=False)

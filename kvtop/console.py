@@ -17,14 +17,17 @@ import msgspec
 
 from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine, check_options
-from kvtop.errors import UserError
+from kvtop.errors import SourceError, UserError
 from kvtop.model.view import View
 
 if TYPE_CHECKING:
     from kvtop.engine_process import EngineProcess
     from kvtop.metrics_address import MetricsAddress
     from kvtop.recording.writer import RecordOrder
+    from kvtop.targets import AttachOptions
 
+#: Seconds the first answer of an engine that is attached to may take.
+_FIRST_ANSWER_S = 10.0
 _CLOSED_EARLY = "the console was closed while the engine was starting"
 _ELSEWHERE = "open kvtop in a terminal, or use kvtop run for a report without a screen"
 
@@ -81,12 +84,12 @@ def run_console(
         session.close()
 
 
-def run_attached(target: str, *, allow_operations: bool) -> int:
+def run_attached(target: str, options: AttachOptions) -> int:
     """Open the console on a running engine and return its exit code once it is closed. The engine goes on.
 
     Args:
         target: The engine; see ``kvtop.targets``.
-        allow_operations: Let the operator act on it.
+        options: How to attach.
 
     Raises:
         UserError: There is no terminal to draw on, or ``target`` is wrong.
@@ -96,10 +99,15 @@ def run_attached(target: str, *, allow_operations: bool) -> int:
     from kvtop.targets import open_target
     from kvtop.tui.app import KvtopApp
 
-    first: list[Attachment] = [open_target(target, allow_operations=allow_operations)]
+    first: list[Attachment] = [open_target(target, options=options)]
+    # What answers there but is no engine is told before the screen is taken.
+    reason = first[0].poll(_FIRST_ANSWER_S).error
+    if reason is not None:
+        first[0].close()
+        raise SourceError(f"{target}: {reason}")
 
     def connect() -> Attachment:
-        return first.pop() if first else open_target(target, allow_operations=allow_operations)
+        return first.pop() if first else open_target(target, options=options)
 
     app = KvtopApp(connect, restart=connect, again="attaches again")
     try:

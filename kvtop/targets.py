@@ -6,17 +6,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from kvtop.attachment import Attachment
 from kvtop.errors import SourceError, UserError
 from kvtop.local_socket import listeners
 from kvtop.operations import Operations, ReadOnly
 from kvtop.sources.local import LocalOperations, LocalSource
 from kvtop.sources.named import NamedEngine
+from kvtop.sources.remote.source import EventOptions, RemoteSource
 
 READ_ONLY: Final = "attached to look only; --allow-operations lets you act"
 
-#: Opens a target of one kind: the text behind the kind's word, and whether operations are allowed.
-Opener = Callable[[str, bool], Attachment]
+
+class AttachOptions(msgspec.Struct, frozen=True):
+    """How to attach, besides to what.
+
+    Attributes:
+        allow_operations: Let commands through; without it, the door refuses them.
+        token_file, ca_file, insecure: For engines over HTTP; see ``kvtop.sources.remote.fetch.Remote``.
+        events: Streams of cache events, for engines over HTTP that do not tell of theirs.
+    """
+
+    allow_operations: bool = False
+    token_file: str | None = None
+    ca_file: str | None = None
+    insecure: bool = False
+    events: tuple[str, ...] = ()
+    replays: tuple[str, ...] = ()
+    topic: str = ""
+
+
+#: Opens a target of one kind.
+Opener = Callable[[str, AttachOptions], Attachment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +56,22 @@ class TargetKind:
     open: Opener
 
 
-def open_target(text: str, *, allow_operations: bool = False) -> Attachment:
+def open_target(text: str, *, allow_operations: bool = False, options: AttachOptions | None = None) -> Attachment:
     """Return an attachment to the engine that ``text`` names.
 
     Args:
         text: The target as the user wrote it.
         allow_operations: Let commands through; without it, the door refuses them.
+        options: How to attach; instead of ``allow_operations``.
 
     Raises:
         UserError: It is no target, or it names several engines.
         SourceError: The engine cannot be reached.
     """
+    options = options or AttachOptions(allow_operations)
     for kind in TARGET_KINDS:
         if text.startswith(kind.prefixes):
-            return kind.open(text, allow_operations)
+            return kind.open(text, options)
     forms = ", ".join(kind.form for kind in TARGET_KINDS)
     raise UserError(f"{text or 'an empty target'}: a target is one of {forms}")
 
@@ -72,19 +96,32 @@ def engine_name(text: str) -> str:
     return text.removeprefix("local:")
 
 
-def _open_local(text: str, allow_operations: bool) -> Attachment:
+def _open_local(text: str, options: AttachOptions) -> Attachment:
     """Open ``local:NAME``, or ``local``: the only published engine."""
     word, _, name = text.partition(":")
     if word != "local":
         raise UserError(f"{text}: local:NAME, or local for the only published engine")
+    if options.events or options.replays or options.token_file or options.ca_file or options.insecure:
+        raise UserError(
+            f"{text}: --events, --replay, --token-file, --ca-file and --insecure are for http(s)://HOST:PORT"
+        )
     link = NamedEngine(name or only_engine(text))
-    operations: Operations = LocalOperations(link) if allow_operations else ReadOnly(READ_ONLY)
-    missing = {} if allow_operations else {"operations": READ_ONLY}
+    operations: Operations = LocalOperations(link) if options.allow_operations else ReadOnly(READ_ONLY)
+    missing = {} if options.allow_operations else {"operations": READ_ONLY}
     return Attachment(LocalSource(link, f"local:{link.name}", missing=missing), operations)
 
 
-def _open_http(text: str, allow_operations: bool) -> Attachment:
-    raise UserError(f"{text}: engines over HTTP cannot be attached to by this version of kvtop; local:NAME can")
+def _open_http(text: str, options: AttachOptions) -> Attachment:
+    if options.allow_operations:
+        raise UserError(f"--allow-operations: {text} can only be looked at; local:NAME can be acted on")
+    source = RemoteSource(
+        text,
+        token_file=options.token_file,
+        ca_file=options.ca_file,
+        insecure=options.insecure,
+        events=EventOptions(options.events, options.replays, options.topic).endpoints(),
+    )
+    return Attachment(source, ReadOnly(source.missing["operations"]))
 
 
 #: Every kind of target; the first whose prefix fits is taken.

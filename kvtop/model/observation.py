@@ -1,4 +1,4 @@
-"""Observation: one reading of one engine, of any kind. What a source cannot know is ``None``. Frozen."""
+"""Observation and RemoteObservation: one reading of one engine. What a source cannot know is ``None``. Frozen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from allocator.block_map import BlockArrays
 from allocator.snapshot import Snapshot
+from kvtop.model.remote import RemoteFacts
 
 
 class Focus(msgspec.Struct, frozen=True):
@@ -57,3 +58,10 @@ class Observation:
     host: BlockArrays | None
     focus_table: NDArray[np.int64] | None = None
     focus_block: BlockHolders | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteObservation:
+    """One reading of an engine over the network, which is not one of ours: no snapshot, no arrays."""
+
+    facts: RemoteFacts

@@ -10,7 +10,8 @@ from allocator.events import Event
 from allocator.metrics import ratio, tier_numbers
 from allocator.snapshot import Snapshot
 from kvtop.model.history import LIMIT, History
-from kvtop.model.observation import Observation
+from kvtop.model.observation import Observation, RemoteObservation
+from kvtop.model.remote import RemoteFacts, total, usage_of
 from kvtop.model.view import TierView, View
 
 MAX_EVENTS: Final = 500
@@ -20,7 +21,7 @@ HISTORY_EVERY_S: Final = 1.0
 _WINDOW_POINTS: Final = 60
 
 
-def reduce(view: View, observation: Observation, now_s: float) -> View:
+def reduce(view: View, observation: Observation | RemoteObservation, now_s: float) -> View:
     """Return the view after one more observation.
 
     Args:
@@ -28,6 +29,8 @@ def reduce(view: View, observation: Observation, now_s: float) -> View:
         observation: What was read.
         now_s: Monotonic time of the reading.
     """
+    if isinstance(observation, RemoteObservation):
+        return _reduce_remote(view, observation.facts, now_s)
     snapshot = observation.snapshot
     device = _tier(observation.device, snapshot)
     host = _tier(observation.host, snapshot)
@@ -67,6 +70,37 @@ def reduce(view: View, observation: Observation, now_s: float) -> View:
         hit_ratio_window=_window_ratio(history),
         error=None,
         read_at_s=now_s,
+    )
+
+
+def _reduce_remote(view: View, facts: RemoteFacts, now_s: float) -> View:
+    rows = facts.rows
+    hits, queries = total(row.hits for row in rows), total(row.queries for row in rows)
+    history = view.history
+    if _is_due(view, now_s):
+        history = history.append(
+            {
+                "at_s": now_s,
+                "usage": usage_of(rows),
+                "running": total(row.running for row in rows),
+                "waiting": total(row.waiting for row in rows),
+                "hit_blocks": hits,
+                "query_blocks": queries,
+                "evictions": total(row.evictions for row in rows),
+                "preemptions": total(row.preemptions for row in rows),
+                "generated_tokens": total(row.generated_tokens for row in rows),
+            }
+        )
+    told = [row.hit_ratio for row in rows]
+    return replace(
+        view,
+        generation=view.generation + 1,
+        remote=facts,
+        history=history,
+        hit_ratio=told[0] if len(told) == 1 else None if hits is None else ratio(hits, queries or 0),
+        hit_ratio_window=_window_ratio(history),
+        error=None,
+        read_at_s=now_s - facts.age_s,
     )
 
 

@@ -13,6 +13,7 @@ from allocator.metrics import TierNumbers
 from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model.history import History
 from kvtop.model.observation import BlockHolders
+from kvtop.model.remote import RemoteFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +31,8 @@ class View:
     Attributes:
         source: The target's name.
         generation: Counts up with every observation; equal generations show the same facts.
-        snapshot: Last snapshot; ``None`` before the first.
+        snapshot: Last snapshot; ``None`` before the first, and for an engine that is not one of ours.
+        remote: Last facts of an engine over the network; ``None`` for one of ours.
         device: Device tier; ``None`` when unknown.
         host: Host tier; ``None`` when there is none, or it is unknown.
         focus_table: Block table of the focused sequence, when asked for.
@@ -56,6 +58,7 @@ class View:
     hit_ratio_window: float | None = None
     error: str | None = None
     read_at_s: float | None = None
+    remote: RemoteFacts | None = None
 
 
 def is_attached(row: SequenceRow) -> bool:

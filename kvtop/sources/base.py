@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from kvtop.model.observation import Focus, Observation
+from kvtop.model.observation import Focus, Observation, RemoteObservation
 
 
 class Source(Protocol):
@@ -20,7 +20,7 @@ class Source(Protocol):
     name: str
     missing: Mapping[str, str]
 
-    def read(self, focus: Focus, timeout_s: float) -> Observation:
+    def read(self, focus: Focus, timeout_s: float) -> Observation | RemoteObservation:
         """Return the newest observation.
 
         Raises:

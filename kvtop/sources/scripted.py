@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from allocator.block_map import BlockArrays
 from allocator.ids import NO_ROW, BlockState
 from kvtop.errors import SourceError
-from kvtop.model.observation import Focus, Observation
+from kvtop.model.observation import Focus, Observation, RemoteObservation
 
 
 class ScriptedSource:
@@ -24,7 +24,7 @@ class ScriptedSource:
 
     def __init__(
         self,
-        observations: Sequence[Observation],
+        observations: Sequence[Observation | RemoteObservation],
         *,
         name: str = "scripted",
         missing: Mapping[str, str] | None = None,
@@ -39,7 +39,7 @@ class ScriptedSource:
         self._observations = list(observations)
         self._next = 0
 
-    def read(self, focus: Focus, timeout_s: float) -> Observation:
+    def read(self, focus: Focus, timeout_s: float) -> Observation | RemoteObservation:
         """Return the next observation, as it was written: the focus is noted, not answered."""
         self.asked.append(focus)
         if self.failure is not None:

@@ -71,6 +71,7 @@ from kvtop.tui.widgets.block_map import BlockMap, BlockRef
 from kvtop.tui.widgets.header import Header
 from kvtop.tui.widgets.inspector import Inspector, InspectorLine, owner_of
 from kvtop.tui.widgets.panes import MIN_HEIGHT, MIN_WIDTH, EventLine, Events, Footer, TooSmall, Trends
+from kvtop.tui.widgets.remote import RemotePane
 from kvtop.tui.widgets.sequences import Sequences
 
 #: Seconds between two updates of tables and numbers; the map follows every view.
@@ -141,6 +142,11 @@ class KvtopApp(App[None]):
     BlockMap {{ height: 1fr; }}
     #list {{ display: none; height: 1fr; }}
     #log {{ display: none; height: 1fr; }}
+    #remote {{ display: none; height: 1fr; }}
+    .-remote #remote {{ display: block; }}
+    .-remote #left > * {{ display: none; }}
+    .-remote #left > #remote {{ display: block; }}
+    .-remote #right, .-remote #events, .-remote InspectorLine {{ display: none !important; }}
     TooSmall {{ display: none; height: 1fr; }}
     .-wide #right, .-huge #right {{ display: block; }}
     .-huge #right {{ width: 42%; }}
@@ -204,6 +210,7 @@ class KvtopApp(App[None]):
                 yield BlockMap(look, id="map")
                 yield Sequences(look, id="list")
                 yield Events(look, id="log")
+                yield RemotePane(look, id="remote")
             with Vertical(id="right"):
                 yield Inspector(look, id="inspector")
                 yield Sequences(look, id="sequences")
@@ -354,6 +361,7 @@ class KvtopApp(App[None]):
         self._forget_gone_sequence(view)
         self._say_new_notes(view)
         self.main.show(view, f"sequence {self.selected}" if self.selected is not None else "")
+        self._base.set_class(view.remote is not None, "-remote")
         self._show_header()  # of the same reading as the map's title, which tells some of its numbers again
         if everything or view.error is not None:
             self._panes_at_s = self.clock()
@@ -368,6 +376,7 @@ class KvtopApp(App[None]):
             table.show(view, self.selected)
         for events in base.query(Events):
             events.show(view)
+        base.query_one(RemotePane).show(view)
         base.query_one(Trends).show(view)
         base.query_one(EventLine).show(view)
         base.query_one(TooSmall).show(view)
@@ -430,6 +439,9 @@ class KvtopApp(App[None]):
         self.push_screen(AdviceScreen(self.look, self.view))
 
     def action_move(self, way: str) -> None:
+        if self.view.remote is not None:
+            self._base.query_one(RemotePane).move(way)
+            return
         focused = self.focused
         target = focused if isinstance(focused, (Sequences, Events)) else self.main
         target.move(way)
@@ -475,6 +487,10 @@ class KvtopApp(App[None]):
         self.push_screen(AskNumber(self.look, f"Go to {tier} block", shown.arrays.num_blocks - 1), go)
 
     def action_show(self, what: str) -> None:
+        if self.view.remote is not None:
+            if what != "map":
+                self.say(f"{what}: {self._missing(what)}")
+            return
         base = self._base
         base.set_class(what == "sequences", "-see-sequences")
         base.set_class(what == "events", "-see-events")
@@ -502,9 +518,14 @@ class KvtopApp(App[None]):
             return None
         return self.attachment.source.missing.get("operations")
 
+    def _missing(self, capability: str) -> str:
+        """Return why the engine does not offer something to look at."""
+        assert self.attachment is not None
+        return self.attachment.source.missing.get(capability, "nothing to show")
+
     def _may(self, name: str) -> Attachment | None:
         """Return the attachment if the action is on offer; else say why not."""
-        if self.attachment is None or self.view.snapshot is None:
+        if self.attachment is None or (self.view.snapshot is None and self.view.remote is None):
             self.say("the engine is still starting")
             return None
         reason = self.refusal(action_of(name))

@@ -1,4 +1,4 @@
-"""Cache events → residency: every schema and hash form, gaps, restarts, replays, lies; and recorded logs to their end."""
+"""Cache events → residency: every schema and hash form, gaps, restarts, replays, lies; and recorded logs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_every_sample_is_read_or_refused_as_it_says() -> None:
             continue
         batch = decode(body)
         assert batch.broken == 0, sample["description"]
-        told = sample["decoded"]["payload"] if "payload" in sample["decoded"] else None
+        told = sample["decoded"].get("payload")
         unknown = 1 if "Unknown event type" in sample["description"] else 0
         assert batch.unknown == unknown, sample["description"]
         if told is not None:

@@ -85,7 +85,7 @@ class Fetcher:
         self._max_body = max_body
         self._token = read_token(remote.token_file)
         self._verify = _trust(remote)
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._client: httpx.AsyncClient | None = None
 
     def get(self, path: str) -> Page:
@@ -94,11 +94,13 @@ class Fetcher:
         Raises:
             FetchError: There is no answer, it takes too long, is too large or is compressed.
         """
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(self._get(path))
 
     def close(self) -> None:
         """Let go of the connection. Safe to call twice."""
-        if self._loop.is_closed():
+        if self._loop is None or self._loop.is_closed():
             return
         if self._client is not None:
             self._loop.run_until_complete(self._client.aclose())

@@ -10,6 +10,7 @@ from kvtop.model.history import History
 from kvtop.model.view import View
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Lines, bar, fit, line, printable
+from kvtop.tui.widgets.remote import remote_header
 
 _PHASE_BADGES = {
     "running": "badge-good",
@@ -21,6 +22,8 @@ _PHASE_BADGES = {
 }
 #: A good reading older than this is marked with its age.
 STALE_AFTER_S = 1.5
+#: The same for an engine over the network, which is asked once a second and may take some to answer.
+REMOTE_STALE_AFTER_S = 4.0
 
 
 class Header(Lines):
@@ -40,6 +43,8 @@ class Header(Lines):
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
+        if self._view.remote is not None:
+            return remote_header(self.look, self._view, self._view.remote, self._engine(width), width)
         return [self._engine(width), self._use(width), self._shape(width), self._totals(width)]
 
     def _engine(self, width: int) -> Text:
@@ -55,6 +60,10 @@ class Header(Lines):
             room = max(0, width - text.cell_len - len(tail))
             text.append(fit(printable(view.error), room).rstrip(), look.style("bad"))
             text.append(tail, look.style("key"))
+            return text
+        if view.remote is not None:
+            if age_s is not None and age_s > REMOTE_STALE_AFTER_S:
+                text.append(f" no news for {fmt.seconds(age_s)} ", look.style("badge-bad"))
             return text
         if snapshot is None:
             text.append(" STARTING ", look.style("badge-dim"))

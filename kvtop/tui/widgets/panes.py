@@ -9,6 +9,7 @@ from rich.text import Text
 from allocator.events import Event
 from kvtop.model import format as fmt
 from kvtop.model.history import History
+from kvtop.model.remote import usage_of
 from kvtop.model.view import View
 from kvtop.tui.actions import ACTIONS, Action
 from kvtop.tui.look import Look
@@ -191,7 +192,8 @@ class TooSmall(Lines):
 
     def show(self, view: View) -> None:
         """Note the usage of a view."""
-        self._used = fmt.percent(view.device.numbers.usage_ratio if view.device else None)
+        remote = usage_of(view.remote.rows) if view.remote else None
+        self._used = fmt.percent(view.device.numbers.usage_ratio if view.device else remote)
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:

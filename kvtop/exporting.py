@@ -1,0 +1,81 @@
+"""``kvtop attach TARGET --headless``: watches an engine beside it and serves its metrics, until asked to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from kvtop.attachment import Attachment
+from kvtop.driving import Ending, Signals
+from kvtop.errors import EXIT_INTERRUPTED, EXIT_OK
+from kvtop.exporter import start_exporter
+from kvtop.log import Log, LogFormat
+from kvtop.targets import AttachOptions, open_target
+
+EVERY_S: Final = 1.0
+#: Seconds a reading may take before what is served is marked as lost.
+_READING_S: Final = 5.0
+#: Seconds between two looks at whether a signal came.
+_NAP_S: Final = 0.2
+
+
+def run_exporting(
+    target: str,
+    options: AttachOptions,
+    *,
+    host: str,
+    port: int,
+    log_format: LogFormat = "text",
+    stop: Callable[[], Ending | None] | None = None,
+) -> int:
+    """Serve the metrics of a running engine until a signal asks for the end; returns the exit code.
+
+    An engine that is not there, or goes away, is waited for: meanwhile ``kvtop_source_up`` is 0.
+
+    Args:
+        target: The engine; see ``kvtop.targets``.
+        options: How to attach.
+        host, port: Where to serve.
+        log_format: Form of the messages on stderr.
+        stop: Says whether to end, instead of signals.
+
+    Raises:
+        UserError: The target or the address to serve on is wrong.
+        SourceError: An engine on this machine is not there.
+    """
+    log = Log(log_format)
+    attachment = open_target(target, options=options)
+    try:
+        with Signals() as signals:
+            exporter = start_exporter(lambda: attachment.view, host=host, port=port)
+            try:
+                log.info(f"watching {attachment.source.name}; metrics on {exporter.url}")
+                ending = _watch(attachment, log, stop or (lambda: signals.ending))
+            finally:
+                exporter.close()
+    finally:
+        attachment.close()
+    return EXIT_INTERRUPTED if ending is Ending.INTERRUPTED else EXIT_OK
+
+
+def _watch(attachment: Attachment, log: Log, stop: Callable[[], Ending | None]) -> Ending:
+    pause = threading.Event()
+    told: str | None = "nothing yet"
+    while True:
+        view = attachment.poll(_READING_S)
+        # The seconds until the next try change with each look; the reason in front of them does not.
+        reason = view.error.partition("; asked again")[0] if view.error else None
+        if reason != told:
+            if reason is not None:
+                log.warning(reason)
+            else:
+                log.info("the engine answers")
+            told = reason
+        left_s = EVERY_S
+        while left_s > 0:
+            ending = stop()
+            if ending is not None:
+                return ending
+            pause.wait(_NAP_S)
+            left_s -= _NAP_S

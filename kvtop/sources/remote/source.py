@@ -1,0 +1,152 @@
+"""RemoteSource: an engine over the network, from its metrics and, where there are any, its cache events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kvtop.errors import UserError
+from kvtop.model.observation import Focus, RemoteObservation
+from kvtop.model.remote import RemoteFacts
+from kvtop.sources.remote.capabilities import NOT_OFFERED
+from kvtop.sources.remote.fetch import Fetcher, Remote
+from kvtop.sources.remote.polling import EVERY_S, Poller
+from kvtop.sources.remote.probe import EventEndpoint, Probe
+from kvtop.sources.remote.subscriber import Subscriber
+
+READ_ONLY: Final = "read only: engines over the network are looked at, not acted on"
+
+
+class RemoteSource:
+    """Reads one server. Its threads start with the first reading, and end with ``close``.
+
+    Args:
+        url: ``http(s)://HOST:PORT``, with a path when its metrics are in an unusual place.
+        token_file, ca_file, insecure: See ``Remote``.
+        events: Streams of cache events; without them, those that the server tells of are followed.
+        every_s: Seconds between two readings.
+
+    Attributes:
+        name: The server's host and port.
+        missing: What it does not offer; the table of ``RemoteFacts.capabilities`` tells more.
+
+    Raises:
+        UserError: The address, a file or an endpoint cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token_file: str | None = None,
+        ca_file: str | None = None,
+        insecure: bool = False,
+        events: Sequence[EventEndpoint] = (),
+        every_s: float = EVERY_S,
+    ) -> None:
+        base, path = split_url(url)
+        self.name = urlsplit(base).netloc
+        self.missing: Mapping[str, str] = {
+            "block-map": NOT_OFFERED,
+            "sequences": NOT_OFFERED,
+            "events": NOT_OFFERED,
+            "host-tier": NOT_OFFERED,
+            "operations": READ_ONLY,
+        }
+        self._fetcher = Fetcher(Remote(base, token_file, ca_file, insecure))
+        self._probe = Probe(self._fetcher, base, path)
+        self._subscriber = Subscriber(events) if events else None
+        if self._subscriber is not None:
+            self._subscriber.start()
+        self._is_told = not events
+        self._restarts = 0
+        self._poller = Poller(self._ask, release=self._release, every_s=every_s)
+        self._is_started = False
+
+    def read(self, focus: Focus, timeout_s: float) -> RemoteObservation:
+        """Return the newest facts. The focus is of no use: there are no blocks and no sequences.
+
+        Raises:
+            SourceError: The last reading failed, or there was none within ``timeout_s``.
+        """
+        if not self._is_started:
+            self._is_started = True
+            self._poller.start()
+        return RemoteObservation(self._poller.newest(timeout_s))
+
+    def close(self) -> None:
+        """Stop reading. Safe to call twice."""
+        self._poller.close()
+        if not self._is_started:
+            self._release()
+
+    def _ask(self) -> RemoteFacts:
+        facts = self._probe.read(self._subscriber.facts() if self._subscriber else None)
+        if self._is_told and self._subscriber is None and self._probe.endpoints:
+            self._subscriber = Subscriber(self._probe.endpoints)
+            self._subscriber.start()
+        if facts.restarts > self._restarts:
+            self._restarts = facts.restarts
+            if self._subscriber is not None:
+                self._subscriber.server_restarted()
+        return facts
+
+    def _release(self) -> None:
+        self._fetcher.close()
+        if self._subscriber is not None:
+            self._subscriber.close()
+
+
+def split_url(url: str) -> tuple[str, str | None]:
+    """Return (``http(s)://HOST:PORT``, path of the metrics or ``None``).
+
+    Raises:
+        UserError: It is no such address.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UserError(f"{url}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+        raise UserError(f"{url}: an address is http(s)://HOST:PORT")
+    if parts.username is not None or parts.password is not None:
+        raise UserError(f"{parts.scheme}://…@{parts.hostname}: no user in an address; --token-file FILE gives a token")
+    if parts.fragment:
+        raise UserError(f"{url}: nothing may follow a #")
+    if port == 0:
+        raise UserError(f"{url}: the port is from 1 to 65535")
+    path = parts.path if parts.path != "/" else ""
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{parts.scheme}://{parts.netloc}", (path or "/metrics") + query if path or query else None
+
+
+class EventOptions(msgspec.Struct, frozen=True):
+    """Streams of cache events as the user gives them.
+
+    Attributes:
+        events: Addresses to subscribe to, one for each rank, rank 0 first.
+        replays: Addresses that replay, in the same order; may be fewer.
+        topic: Prefix to subscribe to.
+    """
+
+    events: tuple[str, ...] = ()
+    replays: tuple[str, ...] = ()
+    topic: str = ""
+
+    def endpoints(self) -> tuple[EventEndpoint, ...]:
+        """Return one endpoint for each rank.
+
+        Raises:
+            UserError: There are more replay addresses than streams.
+        """
+        if len(self.replays) > len(self.events):
+            raise UserError(f"--replay: {len(self.replays)} of them, but {len(self.events)} --events")
+        replays = (*self.replays, *[None] * (len(self.events) - len(self.replays)))
+        return tuple(
+            EventEndpoint(rank, endpoint, replay, self.topic)
+            for rank, (endpoint, replay) in enumerate(zip(self.events, replays, strict=True))
+        )

@@ -1,0 +1,109 @@
+"""The console on an engine over the network: what is unknown is a dash, and what is not offered says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tui_fakes import console
+
+from kvtop.model.observation import RemoteObservation
+from kvtop.model.remote import EngineRow, EventFacts, PrefixLine, RemoteFacts
+from kvtop.sources.remote.capabilities import capabilities_of
+from kvtop.sources.scripted import ScriptedSource
+
+MISSING = {"operations": "read only: a test", "sequences": "not offered by this engine"}
+ROWS = (
+    EngineRow("big", "0", usage_ratio=0.5, total_blocks=511, used_blocks=255, block_size=32, running=3, waiting=0),
+    EngineRow("big", "1", usage_ratio=0.7, total_blocks=511, used_blocks=357, block_size=32, running=1, waiting=9),
+)
+EVENTS = EventFacts(
+    "joined late: partial",
+    resident=(("GPU", 0, 7),),
+    distinct=8,
+    prefixes=(PrefixLine(0xABC, 3, 5, 2, 4, 12.0, 0, 0, "GPU"),),
+    batches=9,
+)
+
+
+def facts(rows: tuple[EngineRow, ...] = ROWS, events: EventFacts | None = None, kind: str = "vLLM") -> RemoteFacts:
+    table = capabilities_of(kind, rows, events_reason=None, has_events=events is not None)
+    return RemoteFacts(kind, "0.33.0", "http://h:1", rows, 0, table, ("a note",), events)
+
+
+def source(*readings: RemoteFacts) -> ScriptedSource:
+    return ScriptedSource([RemoteObservation(r) for r in readings], name="h:1", missing=MISSING)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
+async def test_engines_are_shown_and_no_map_is(size: tuple[int, int]) -> None:
+    async with console(source=source(facts()), size=size) as c:
+        text = c.screen_text()
+        assert "vLLM 0.33.0" in text
+        assert "READ ONLY" in text
+        assert "held 612" in text
+        assert "60.0%" in text
+        assert "255/511" in text
+        assert "swap —" in text
+        assert "a note" in text
+        assert not c.app.main.display
+        assert "STARTING" not in text
+
+
+async def test_unknown_numbers_are_dashes_and_not_zeros() -> None:
+    async with console(source=source(facts((EngineRow(),), kind="llama.cpp"))) as c:
+        text = c.screen_text()
+        header = c.text_of("Header")
+        assert "0.0%" not in text
+        assert header.count("—") >= 8
+        assert "0" not in header.replace("0.33.0", "").replace("engines 1", "")
+        assert "gone from its metrics; needs /slots" in text
+
+
+async def test_prefixes_and_capabilities_scroll() -> None:
+    async with console(source=source(facts(events=EVENTS)), size=(80, 24)) as c:
+        pane = c.text_of("#remote")
+        assert "joined late: partial" in pane
+        assert "0000000000000abc" in pane
+        assert "more lines" in pane
+        await c.press("end")
+        assert "physical block map" in c.text_of("#remote")
+        assert "needs the plugin" in c.text_of("#remote")
+        await c.press("home")
+        assert "Engines" in c.text_of("#remote")
+
+
+async def test_what_is_not_offered_says_why() -> None:
+    async with console(source=source(facts())) as c:
+        await c.press("2")
+        assert "sequences: not offered by this engine" in c.note()
+        await c.press("C")
+        assert "read only: a test" in c.note()
+        await c.press("enter", "z", "question_mark", "escape")
+        assert c.operations.planned == []
+
+
+async def test_a_lost_engine_keeps_its_last_facts() -> None:
+    script = source(facts())
+    async with console(source=script) as c:
+        script.failure = "nothing listens there"
+        await c.poll(after_s=3)
+        assert "engine lost 3.0 s ago" in c.text_of("Header")
+        assert "nothing listens there" in c.text_of("Header")
+        assert "255/511" in c.screen_text()
+        script.failure = None
+        await c.poll()
+        assert "engine lost" not in c.screen_text()
+
+
+async def test_old_facts_say_their_age() -> None:
+    async with console(source=source(replace(facts(), age_s=9.0))) as c:
+        assert "no news for 9.0 s" in c.text_of("Header")
+
+
+async def test_names_from_afar_cannot_move_the_cursor() -> None:
+    hostile = replace(ROWS[0], model="\x1b[2J[bold]evil[/]\n")
+    async with console(source=source(facts((hostile,)))) as c:
+        text = c.screen_text()
+        assert "\x1b" not in text
+        assert "[bold]" in text
