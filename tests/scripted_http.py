@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 
@@ -25,13 +26,14 @@ class ScriptedHttp:
         requests: First lines and headers of all requests, oldest first.
     """
 
-    def __init__(self, answers: Mapping[str, bytes | Misbehave]) -> None:
+    def __init__(self, answers: Mapping[str, bytes | Misbehave], tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.answers = dict(answers)
         self.requests: list[str] = []
         self._over = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
         self._threads: list[threading.Thread] = []
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
@@ -61,8 +63,14 @@ class ScriptedHttp:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(5)
+        if self._tls is not None:
+            try:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            except OSError:
+                connection.close()
+                return
         with connection, contextlib.suppress(OSError):
-            connection.settimeout(5)
             request = b""
             while b"\r\n\r\n" not in request:
                 chunk = connection.recv(65536)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -220,6 +223,34 @@ def test_a_token_is_sent_and_read_anew(serve: Serve, tmp_path: Path) -> None:
     fetcher.close()
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_certificates(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    made = [*command.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True, timeout=60)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = ScriptedHttp({"/metrics": answer(VLLM)}, tls=context)
+
+    def words(remote: Remote) -> str:
+        fetcher = Fetcher(remote)
+        try:
+            return Probe(fetcher, remote.url, "/metrics").read().kind
+        except FetchError as error:
+            return str(error)
+        finally:
+            fetcher.close()
+
+    assert "certificate is not trusted; --ca-file FILE or --insecure" in words(Remote(server.url))
+    assert words(Remote(server.url, ca_file=str(certificate))) == "vLLM"
+    assert words(Remote(server.url, insecure=True)) == "vLLM"
+    assert words(Remote(server.url.replace("https:", "http:"))) != "vLLM"
+    server.close()
+
+
 @pytest.mark.parametrize("content", [None, "", "\n", "zwei Wörter\n", "a\x07b\n"])
 def test_a_token_file_that_cannot_be_used(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "token"
@@ -262,6 +293,14 @@ def test_failures_slow_the_polling_down_and_success_brings_it_back() -> None:
         poller.newest(0)
     assert poller.turn() == 1.0
     assert poller.newest(0).rows == FACTS.rows
+
+
+def test_a_reason_in_a_servers_words_is_one_printable_line() -> None:
+    poller = Poller(Asked(FetchError("it says \x1b[2J\nboo")))
+    poller.turn()
+    with pytest.raises(SourceError) as caught:
+        poller.newest(0)
+    assert str(caught.value).isprintable()
 
 
 def test_an_internal_fault_is_told_and_ends_nothing() -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -24,6 +25,8 @@ from kvtop.exporting import run_exporting
 from kvtop.model.observation import Focus, RemoteObservation
 from kvtop.model.remote import EngineRow, EventFacts, PrefixLine, RemoteFacts
 from kvtop.operations import ReadOnly
+from kvtop.sources.remote.dialects import recognise
+from kvtop.sources.remote.exposition import parse
 from kvtop.sources.remote.source import EventOptions, RemoteSource, split_url
 from kvtop.sources.scripted import ScriptedSource
 from kvtop.targets import AttachOptions, open_target
@@ -213,12 +216,16 @@ EVENTS = EventFacts(
 )
 
 
-def exported(facts: RemoteFacts) -> dict[str, float]:
+def export(facts: RemoteFacts) -> str:
     attachment = Attachment(ScriptedSource([RemoteObservation(facts)], name="h:1"), ReadOnly("a test"))
     view = attachment.poll()
     registry = CollectorRegistry()
     registry.register(ViewCollector(lambda: view))
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return generate_latest(registry).decode()
+
+
+def exported(facts: RemoteFacts) -> dict[str, float]:
+    lines = [line for line in export(facts).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
@@ -235,6 +242,15 @@ def test_what_is_known_is_exported_and_what_is_not_is_left_out() -> None:
     assert found['kvtop_source_up{source="h:1"}'] == 1
     for name in ("waiting", "preemptions", "hit_blocks", "host", "fragmentation", "evictions"):
         assert not any(name in series for series in found), name
+
+
+def test_an_exporter_of_an_exporter_says_the_same() -> None:
+    page = parse(export(RemoteFacts("vLLM", None, "http://h:1", (replace(ROWS[0], preemptions=4.0),))))
+    dialect = recognise(page)
+    assert dialect is not None
+    (row,) = dialect.read(page).rows
+    assert (dialect.kind, row.model, row.usage_ratio, row.total_blocks) == ("kvtop", "h:1", 0.5, 100)
+    assert (row.hits, row.queries, row.hit_unit, row.preemptions) == (10, 40, "tokens", 4.0)
 
 
 def test_an_unknown_use_is_no_series() -> None:

@@ -303,8 +303,8 @@ def _kvtop(page: Exposition) -> Told:
     def key_of(labels: Labels) -> Key:
         return labels.get("source"), "0"
 
-    def get(name: str, **where: str) -> Values:
-        return page.by_engine(key_of, f"kvtop_{name}", where=where)
+    def get(*names: str, **where: str) -> Values:
+        return page.by_engine(key_of, *(f"kvtop_{name}" for name in names), where=where)
 
     up, usage, host = (
         get("source_up"),
@@ -313,8 +313,10 @@ def _kvtop(page: Exposition) -> Told:
     )
     total, held = get("pool_blocks", tier="device"), get("blocks", tier="device", state="active")
     reserved, size = get("blocks", tier="device", state="reserved"), get("block_size_tokens")
-    queries, hits = get("prefix_cache_query_blocks"), get("prefix_cache_hit_blocks")
-    evictions, preemptions = get("evictions"), get("preemptions")
+    # An exporter that watches an engine of another kind says some things in that engine's units.
+    unit = "blocks" if page.has("kvtop_prefix_cache_query_blocks") else "tokens"
+    queries, hits = get(f"prefix_cache_query_{unit}"), get(f"prefix_cache_hit_{unit}")
+    evictions, preemptions = get("evictions"), get("preemptions", "engine_preemptions")
     by_status = {status: get("sequences", status=status) for status in ("running", "waiting", "swapped")}
     rows = tuple(
         EngineRow(
@@ -330,7 +332,7 @@ def _kvtop(page: Exposition) -> Told:
             swapped=_whole(by_status["swapped"].get(key)),
             queries=_count(queries.get(key)),
             hits=_count(hits.get(key)),
-            hit_unit="blocks",
+            hit_unit=unit,
             preemptions=_count(preemptions.get(key)),
             evictions=_count(evictions.get(key)),
             eviction_unit="blocks",

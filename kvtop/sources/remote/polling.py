@@ -94,7 +94,7 @@ class Poller:
         except FetchError as error:
             self._failures += 1
             pause_s = min(MAX_PAUSE_S, self._every_s * 2 ** min(self._failures, 10))
-            self._publish(None, (str(error), self._clock() + pause_s))
+            self._publish(None, (_one_line(str(error)), self._clock() + pause_s))
             return pause_s
         except Exception as error:
             self._publish(None, (f"internal fault: {type(error).__name__}: {error}", self._clock() + MAX_PAUSE_S))
@@ -107,3 +107,8 @@ class Poller:
         with self._news:
             self._newest, self._failure = newest or self._newest, failure
             self._news.notify_all()
+
+
+def _one_line(text: str) -> str:
+    """Return a reason that goes to a terminal or a log: part of it may be the server's own words."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvtop.errors import UserError
-from kvtop.model.remote import EventFacts
+from kvtop.model.remote import EventFacts, PrefixLine
 from kvtop.sources.remote.feed import END, BadFraming, Feed, unframe
 from kvtop.sources.remote.probe import EventEndpoint
 from kvtop.sources.remote.residency import Residency
@@ -31,6 +31,8 @@ _END_S: Final = 2.0
 _AT_ONCE: Final = 256
 #: Turns in a row that leave messages unread, after which the reader says that it falls behind.
 _BEHIND_TURNS: Final = 20
+#: Share of the time that working out the prefixes may take: it holds up the reading of events.
+_PREFIX_SHARE: Final = 0.05
 #: Seconds that who asks for facts waits for the thread.
 _PATIENCE_S: Final = 0.5
 
@@ -58,6 +60,8 @@ class Subscriber:
         self._restarted = threading.Event()
         self._facts = EventFacts("no events yet")
         self._turns_behind = 0
+        self._lines: tuple[PrefixLine, ...] = ()
+        self._prefixes_due_s = 0.0
         self._feeds: list[tuple[zmq.Socket[bytes], Feed]] = []
         try:
             for endpoint in endpoints:
@@ -94,7 +98,7 @@ class Subscriber:
                 state="falling behind: partial" if self._turns_behind > _BEHIND_TURNS else state,
                 resident=residency.by_medium(),
                 distinct=residency.distinct,
-                prefixes=residency.prefixes(),
+                prefixes=self._prefixes(),
                 batches=batches,
                 stored=residency.stored,
                 removed=residency.removed,
@@ -110,6 +114,15 @@ class Subscriber:
             return self._facts
         finally:
             self._lock.release()
+
+    def _prefixes(self) -> tuple[PrefixLine, ...]:
+        """Return the prefixes, worked out anew only where that takes a small share of the time."""
+        began_s = time.monotonic()
+        if began_s >= self._prefixes_due_s:
+            self._lines = self._residency.prefixes()
+            now_s = time.monotonic()
+            self._prefixes_due_s = now_s + (now_s - began_s) / _PREFIX_SHARE
+        return self._lines
 
     def copies(self) -> dict[tuple[int, str, int, int], int]:
         """Return the resident blocks; see ``Residency.copies``."""
