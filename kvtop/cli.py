@@ -489,7 +489,7 @@ def replay_command(
 
 
 @cli.command("attach")
-@click.argument("target", required=False)
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
 @click.option("--allow-operations", is_flag=True, help="Let the capitals act on the engine, not only look.")
 @click.option("--events", multiple=True, metavar="ADDR", help="Its cache events, such as tcp://HOST:5557; one a rank.")
 @click.option("--replay", multiple=True, metavar="ADDR", help="Where it replays them, such as tcp://HOST:5558.")
@@ -501,12 +501,12 @@ def replay_command(
 @click.option("--metrics-port", type=_whole(0, 65535), help="Where to serve them; 0 takes a free port.")
 @click.option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1).")
 @click.option("--log-format", type=_one_of(*LOG_FORMATS), help="Form of the messages on stderr (text).")
-def attach_command(target: str | None, headless: bool, **params: Any) -> int:
+def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> int:
     """Open the console on a running engine, which goes on when the console is closed.
 
     TARGET is local:NAME, an engine that was published by that name, local for the only one there is, or
     http(s)://HOST:PORT, a server of vLLM, SGLang, llama.cpp, TensorRT-LLM, TGI, or a kvtop exporter. Without it, this
-    machine is looked at: published engines, and the ports that engines usually take.
+    machine is looked at: published engines, and the ports that engines usually take. Several servers are one table.
     """
     from kvtop.targets import AttachOptions
 
@@ -522,19 +522,20 @@ def attach_command(target: str | None, headless: bool, **params: Any) -> int:
     address = _metrics(params)
     if headless != (address is not None):
         raise UserError("--headless and --metrics-port N: only together")
-    if target is None:
+    if not targets:
         from kvtop.discovery import choose, discover
 
         can_ask = not headless and sys.stdin is not None and sys.stdin.isatty()
-        target = choose(discover(), (lambda text: click.prompt(text, prompt_suffix="", err=True)) if can_ask else None)
+        ask = (lambda text: click.prompt(text, prompt_suffix="", err=True)) if can_ask else None
+        targets = (choose(discover(), ask),)
     if address is not None:
         from kvtop.exporting import run_exporting
 
         form: LogFormat = params["log_format"] or "text"
-        return run_exporting(target, options, host=address.host, port=address.port, log_format=form)
+        return run_exporting(targets, options, host=address.host, port=address.port, log_format=form)
     from kvtop.console import run_attached
 
-    return run_attached(target, options)
+    return run_attached(targets, options)
 
 
 @cli.group("ctl", cls=CtlGroup, no_args_is_help=False)

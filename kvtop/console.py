@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -84,11 +84,11 @@ def run_console(
         session.close()
 
 
-def run_attached(target: str, options: AttachOptions) -> int:
+def run_attached(targets: Sequence[str], options: AttachOptions) -> int:
     """Open the console on a running engine and return its exit code once it is closed. The engine goes on.
 
     Args:
-        target: The engine; see ``kvtop.targets``.
+        targets: The engine, or several servers; see ``kvtop.targets``.
         options: How to attach.
 
     Raises:
@@ -96,18 +96,18 @@ def run_attached(target: str, options: AttachOptions) -> int:
         SourceError: The engine cannot be reached.
     """
     require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ)
-    from kvtop.targets import open_target
+    from kvtop.targets import open_targets
     from kvtop.tui.app import KvtopApp
 
-    first: list[Attachment] = [open_target(target, options=options)]
+    first: list[Attachment] = [open_targets(targets, options)]
     # What answers there but is no engine is told before the screen is taken.
     reason = first[0].poll(_FIRST_ANSWER_S).error
     if reason is not None:
         first[0].close()
-        raise SourceError(f"{target}: {reason}")
+        raise SourceError(f"{targets[0]}: {reason}")
 
     def connect() -> Attachment:
-        return first.pop() if first else open_target(target, options=options)
+        return first.pop() if first else open_targets(targets, options)
 
     app = KvtopApp(connect, restart=connect, again="attaches again")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvtop.attachment import Attachment
@@ -11,7 +11,7 @@ from kvtop.driving import Ending, Signals
 from kvtop.errors import EXIT_INTERRUPTED, EXIT_OK
 from kvtop.exporter import start_exporter
 from kvtop.log import Log, LogFormat
-from kvtop.targets import AttachOptions, open_target
+from kvtop.targets import AttachOptions, open_targets
 
 EVERY_S: Final = 1.0
 #: Seconds a reading may take before what is served is marked as lost.
@@ -21,7 +21,7 @@ _NAP_S: Final = 0.2
 
 
 def run_exporting(
-    target: str,
+    targets: Sequence[str],
     options: AttachOptions,
     *,
     host: str,
@@ -34,7 +34,7 @@ def run_exporting(
     An engine that is not there, or goes away, is waited for: meanwhile ``kvtop_source_up`` is 0.
 
     Args:
-        target: The engine; see ``kvtop.targets``.
+        targets: The engine, or several servers; see ``kvtop.targets``.
         options: How to attach.
         host, port: Where to serve.
         log_format: Form of the messages on stderr.
@@ -45,7 +45,7 @@ def run_exporting(
         SourceError: An engine on this machine is not there.
     """
     log = Log(log_format)
-    attachment = open_target(target, options=options)
+    attachment = open_targets(targets, options)
     try:
         with Signals() as signals:
             exporter = start_exporter(lambda: attachment.view, host=host, port=port)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +14,10 @@ from kvtop.local_socket import listeners
 from kvtop.operations import Operations, ReadOnly
 from kvtop.sources.local import LocalOperations, LocalSource
 from kvtop.sources.named import NamedEngine
+from kvtop.sources.remote.fleet import Fleet
 from kvtop.sources.remote.source import EventOptions, RemoteSource
 
+_HTTP: Final = ("http://", "https://")
 READ_ONLY: Final = "attached to look only; --allow-operations lets you act"
 
 
@@ -76,6 +78,37 @@ def open_target(text: str, *, allow_operations: bool = False, options: AttachOpt
     raise UserError(f"{text or 'an empty target'}: a target is one of {forms}")
 
 
+def open_targets(texts: Sequence[str], options: AttachOptions) -> Attachment:
+    """Return an attachment to one engine, or to several servers over the network as one fleet.
+
+    Raises:
+        UserError: One of several is no address of a server, is named twice, or options for a single one are given.
+        SourceError: The engine cannot be reached.
+    """
+    if len(texts) == 1:
+        return open_target(texts[0], options=options)
+    if options.events or options.replays or options.allow_operations:
+        raise UserError("--events, --replay and --allow-operations: with one target only")
+    for text in texts:
+        if not text.startswith(_HTTP):
+            raise UserError(f"{text}: of several targets each is http(s)://HOST:PORT")
+        if texts.count(text) > 1:
+            raise UserError(f"{text}: named twice")
+    sources: list[RemoteSource] = []
+    try:
+        for text in texts:
+            sources.append(
+                RemoteSource(text, token_file=options.token_file, ca_file=options.ca_file, insecure=options.insecure)
+            )
+        if len({source.name for source in sources}) < len(sources):
+            raise UserError("two of the targets are the same server")
+    except UserError:
+        for source in sources:
+            source.close()
+        raise
+    return Attachment(Fleet(sources), ReadOnly(sources[0].missing["operations"]))
+
+
 def only_engine(option: str) -> str:
     """Return the name of the only published engine; ``option`` is what a choice among several would be given to.
 
@@ -127,5 +160,5 @@ def _open_http(text: str, options: AttachOptions) -> Attachment:
 #: Every kind of target; the first whose prefix fits is taken.
 TARGET_KINDS: Final = (
     TargetKind("local:NAME or local", ("local",), _open_local),
-    TargetKind("http(s)://HOST:PORT", ("http://", "https://"), _open_http),
+    TargetKind("http(s)://HOST:PORT", _HTTP, _open_http),
 )

@@ -76,6 +76,9 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
 def _reduce_remote(view: View, facts: RemoteFacts, now_s: float) -> View:
     rows = facts.rows
     hits, queries = total(row.hits for row in rows), total(row.queries for row in rows)
+    before = view.remote
+    if before is not None and (before.kind, before.address) != (facts.kind, facts.address):
+        view = replace(view, history=History())  # another server: its numbers do not go on from the last one's
     history = view.history
     if _is_due(view, now_s):
         history = history.append(

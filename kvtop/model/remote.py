@@ -26,6 +26,8 @@ class EngineRow:
         eviction_unit: ``tokens`` or ``blocks``.
         prompt_tokens, generated_tokens: Totals.
         is_up: Whether whoever tells the numbers says that they are current.
+        target, kind, age_s: In a table of several servers: which one, what it is, and how old its numbers are.
+        trouble: There: why nothing is known of it; ``None`` when something is.
     """
 
     model: str | None = None
@@ -52,6 +54,10 @@ class EngineRow:
     prompt_tokens: float | None = None
     generated_tokens: float | None = None
     is_up: bool = True
+    target: str = ""
+    kind: str = ""
+    age_s: float | None = None
+    trouble: str | None = None
 
     @property
     def hit_ratio(self) -> float | None:

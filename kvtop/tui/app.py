@@ -58,6 +58,7 @@ from kvtop.model import format as fmt
 from kvtop.model.view import View
 from kvtop.recording.framing import Mark
 from kvtop.sources.recorded import RecordedSource
+from kvtop.sources.remote.fleet import Fleet
 from kvtop.tui import cells
 from kvtop.tui.actions import Action, action_of, bindings
 from kvtop.tui.background import Background
@@ -447,6 +448,9 @@ class KvtopApp(App[None]):
         target.move(way)
 
     def action_select(self) -> None:
+        if self.view.remote is not None:
+            self._open_server(self._base.query_one(RemotePane).target)
+            return
         if isinstance(self.focused, Sequences):
             if self.focused.cursor is not None:
                 self.choose(self.focused.cursor)
@@ -459,7 +463,17 @@ class KvtopApp(App[None]):
         at = holders.index(self.selected) + 1 if self.selected in holders else 0
         self.choose(holders[at % len(holders)])
 
+    def _open_server(self, target: str | None) -> None:
+        """Show one server of a fleet, or all of them again."""
+        source = self.attachment.source if self.attachment else None
+        if isinstance(source, Fleet) and target != source.opened:
+            source.open(target)
+            self.say("all servers" if target is None else f"{target}: Esc goes back to all servers")
+
     def action_deselect(self) -> None:
+        if self.view.remote is not None:
+            self._open_server(None)
+            return
         if self._base.has_class("-see-sequences") or self._base.has_class("-see-events"):
             self.action_show("map")
         elif self.selected is not None:

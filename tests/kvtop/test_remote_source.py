@@ -235,7 +235,7 @@ def test_what_is_known_is_exported_and_what_is_not_is_left_out() -> None:
     assert found['kvtop_pool_blocks{source="h:1",tier="device"}'] == 200
     assert found['kvtop_sequences{source="h:1",status="running"}'] == 3
     assert found['kvtop_prefix_cache_hit_tokens_total{source="h:1"}'] == 30
-    assert found['kvtop_engine_cache_usage_ratio{engine="1",model="big",source="h:1"}'] == 0.7
+    assert found['kvtop_engine_cache_usage_ratio{engine="1",model="big",source="h:1",target=""}'] == 0.7
     assert found['kvtop_engine_info{engine_kind="vLLM",source="h:1",version="0.33.0"}'] == 1
     assert found['kvtop_resident_blocks{medium="CPU",rank="0",source="h:1"}'] == 2
     assert found['kvtop_events_complete{source="h:1"}'] == 0
@@ -274,7 +274,7 @@ def test_the_headless_watch_serves_through_loss_and_return(
         server.answers["/metrics"] = page()
         return Ending.TERMINATED if source_up.endswith("1.0") else None
 
-    assert run_exporting(server.url, AttachOptions(), host="127.0.0.1", port=port, stop=stop) == 0
+    assert run_exporting([server.url], AttachOptions(), host="127.0.0.1", port=port, stop=stop) == 0
     assert (seen[0], seen[-1]) == ("0.0", "1.0")
     said = capsys.readouterr().err
     assert "HTML page" in said

@@ -10,6 +10,7 @@ from tui_fakes import console
 from kvtop.model.observation import RemoteObservation
 from kvtop.model.remote import EngineRow, EventFacts, PrefixLine, RemoteFacts
 from kvtop.sources.remote.capabilities import capabilities_of
+from kvtop.sources.remote.fleet import Fleet
 from kvtop.sources.scripted import ScriptedSource
 
 MISSING = {"operations": "read only: a test", "sequences": "not offered by this engine"}
@@ -107,3 +108,32 @@ async def test_names_from_afar_cannot_move_the_cursor() -> None:
         text = c.screen_text()
         assert "\x1b" not in text
         assert "[bold]" in text
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_a_fleet_is_a_table_that_is_sorted_and_opened(size: tuple[int, int]) -> None:
+    servers = []
+    for name, usage in (("a:1", 0.2), ("b:1", 0.9), ("c:1", None)):
+        row = EngineRow("m", usage_ratio=usage, running=1)
+        servers.append(ScriptedSource([RemoteObservation(facts((row,)))], name=name, missing=MISSING))
+    servers[2].failure = "nothing listens there"
+    async with console(source=Fleet(servers), size=size) as c:  # type: ignore[arg-type]
+
+        def names() -> list[str]:
+            return [line[2:5] for line in c.text_of("#remote").splitlines()[2:5]]
+
+        assert names() == ["a:1", "b:1", "c:1"]
+        assert "nothing listens there" in c.text_of("#remote")
+        assert "1 lost" in c.text_of("Header")
+        await c.press("right")
+        assert names() == ["b:1", "a:1", "c:1"]
+        await c.press("home", "enter")
+        assert "b:1: Esc goes back" in c.note()
+        await c.poll()
+        assert "What this engine offers" in c.screen_text()
+        assert "90.0%" in c.screen_text()
+        await c.press("escape")
+        await c.poll()
+        assert names() == ["b:1", "a:1", "c:1"]
+        await c.press("end", "down", "left")
+        assert c.text_of("#remote").splitlines()[4].startswith("> c:1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from rich.text import Text
@@ -9,6 +10,7 @@ from rich.text import Text
 from kvtop.model import format as fmt
 from kvtop.model.remote import EngineRow, EventFacts, RemoteFacts, total, usage_of
 from kvtop.model.view import View
+from kvtop.sources.remote.fleet import FLEET
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Pane, bar, fit, line, printable, rule
 
@@ -29,6 +31,19 @@ _COLUMNS: Final = (
 )
 
 
+_SERVER: Final = 24
+_FLEET_COLUMNS: Final = (("used", 7), ("hit", 7), ("run", 6), ("wait", 6), ("preempt", 8))
+#: What a fleet can be sorted by.
+_SORTS: Final[tuple[tuple[str, Callable[[EngineRow], float | None]], ...]] = (
+    ("name", lambda row: 0.0),
+    ("used", lambda row: row.usage_ratio),
+    ("hit", lambda row: row.hit_ratio),
+    ("waiting", lambda row: row.waiting),
+    ("preempted", lambda row: row.preemptions),
+    ("age", lambda row: row.age_s),
+)
+
+
 class RemotePane(Pane):
     """Scrolls as one page: the engines, the prefixes, the table of capabilities, notes."""
 
@@ -36,14 +51,30 @@ class RemotePane(Pane):
         super().__init__(look, id=id)
         self._facts: RemoteFacts | None = None
         self._top = 0
+        self._target: str | None = None
+        self._sort = 0
 
     def show(self, view: View) -> None:
         """Draw a view's facts."""
+        if view.remote is None or self._facts is None or view.remote.kind != self._facts.kind:
+            self._top = 0
         self._facts = view.remote
         self.redraw()
 
+    @property
+    def target(self) -> str | None:
+        """The server under the cursor of a fleet's table."""
+        return self._target if self._is_fleet else None
+
+    @property
+    def _is_fleet(self) -> bool:
+        return self._facts is not None and self._facts.kind == FLEET
+
     def move(self, way: str) -> None:
-        """Scroll; left and right do nothing."""
+        """Scroll, or move a fleet's cursor; left and right choose what a fleet is sorted by."""
+        if self._is_fleet:
+            self._move_in_fleet(way)
+            return
         page = max(1, self.size.height - 2)
         step = {"up": -1, "down": 1, "page_up": -page, "page_down": page, "first": -(10**6)}
         self._top = max(0, self._top + (step | {"last": 10**6, "left": 0, "right": 0})[way])
@@ -52,6 +83,8 @@ class RemotePane(Pane):
     def build(self, width: int, height: int) -> list[Text]:
         if self._facts is None:
             return [line()] * height
+        if self._is_fleet:
+            return self._fleet(width, height)
         lines = self._page(self._facts, width)
         self._top = max(0, min(self._top, len(lines) - height))
         shown = lines[self._top : self._top + height]
@@ -59,6 +92,57 @@ class RemotePane(Pane):
         if left > 0:
             shown[-1] = line((fit(f" … {left + 1} more lines: j", width), self.look.style("dim")))
         return shown + [line()] * (height - len(shown))
+
+    def _sorted(self) -> list[EngineRow]:
+        """Return a fleet's rows: the largest first, those not known last; by name for the first column."""
+        assert self._facts is not None
+        value = _SORTS[self._sort][1]
+
+        def key(row: EngineRow) -> tuple[bool, float, str, str]:
+            number = value(row)
+            return number is None, -(number or 0.0), row.target, row.engine
+
+        return sorted(self._facts.rows, key=key)
+
+    def _move_in_fleet(self, way: str) -> None:
+        if way in ("left", "right"):
+            self._sort = (self._sort + (1 if way == "right" else -1)) % len(_SORTS)
+        else:
+            targets = list(dict.fromkeys(row.target for row in self._sorted()))
+            at = targets.index(self._target) if self._target in targets else 0
+            page = max(1, self.size.height - 2)
+            step = {"up": -1, "down": 1, "page_up": -page, "page_down": page, "first": -at, "last": len(targets)}
+            self._target = targets[max(0, min(len(targets) - 1, at + step[way]))]
+        self.redraw()
+
+    def _fleet(self, width: int, height: int) -> list[Text]:
+        look, rows = self.look, self._sorted()
+        if self._target is None and rows:
+            self._target = rows[0].target
+        note = f"by {_SORTS[self._sort][0]}: ← →"
+        lines = [rule(look, width, "Servers", ["Enter opens one", note], key="1", focused=self.has_focus)]
+        heading = "  " + fit("server", _SERVER) + " " + fit("model", _MODEL) + f"{'age':>8}"
+        lines.append(self._cut(heading + "".join(f"{name:>{size}}" for name, size in _FLEET_COLUMNS), width, "dim"))
+        room = max(1, height - len(lines))
+        at = next((i for i, row in enumerate(rows) if row.target == self._target), 0)
+        self._top = max(0, min(max(self._top, at - room + 1), at, len(rows)))
+        for row in rows[self._top : self._top + room]:
+            is_here = row.target == self._target
+            text = f"{'>' if is_here else ' '} {fit(row.target, _SERVER)} "
+            if row.trouble is not None:
+                text += row.trouble
+            else:
+                values = (
+                    fmt.percent(row.usage_ratio),
+                    fmt.percent(row.hit_ratio),
+                    fmt.short(row.running),
+                    fmt.short(row.waiting),
+                    fmt.short(row.preemptions),
+                )
+                text += fit(row.model or row.kind, _MODEL) + f"{fmt.seconds(row.age_s):>8}"
+                text += "".join(f"{value:>{size}}" for value, (_, size) in zip(values, _FLEET_COLUMNS, strict=True))
+            lines.append(self._cut(text, width, "value" if is_here and row.is_up else "text" if row.is_up else "bad"))
+        return lines + [line()] * (height - len(lines))
 
     def _page(self, facts: RemoteFacts, width: int) -> list[Text]:
         look = self.look
@@ -152,7 +236,8 @@ def remote_header(look: Look, view: View, facts: RemoteFacts, first: Text, width
         first.append(f" {printable(kind)} ", look.style("badge-good"))
         first.append(" READ ONLY ", look.style("badge-dim"))
         if not all(row.is_up for row in rows):
-            first.append(" its engine is lost ", look.style("badge-bad"))
+            lost = len({row.target for row in rows if not row.is_up})
+            first.append(f" {lost} lost " if facts.kind == FLEET else " its engine is lost ", look.style("badge-bad"))
         _field(look, first, "engines", fmt.count(len(rows)))
         models = sorted({row.model for row in rows if row.model})
         room = width - first.cell_len - 9
