@@ -284,7 +284,7 @@ class Asked:
 def test_failures_slow_the_polling_down_and_success_brings_it_back() -> None:
     now = [100.0]
     failures = [FetchError("gone")] * 8
-    poller = Poller(Asked(FACTS, *failures, FACTS), every_s=1.0, clock=lambda: now[0])
+    poller = Poller(Asked(FACTS, *failures, FACTS, FetchError("gone again")), every_s=1.0, clock=lambda: now[0])
     assert poller.turn() == 1.0
     now[0] = 103.0
     assert poller.newest(0).age_s == 3.0
@@ -293,6 +293,7 @@ def test_failures_slow_the_polling_down_and_success_brings_it_back() -> None:
         poller.newest(0)
     assert poller.turn() == 1.0
     assert poller.newest(0).rows == FACTS.rows
+    assert poller.turn() == 2.0
 
 
 def test_a_reason_in_a_servers_words_is_one_printable_line() -> None:

@@ -121,7 +121,7 @@ class RemotePane(Pane):
             self._target = rows[0].target
         note = f"by {_SORTS[self._sort][0]}: ← →"
         lines = [rule(look, width, "Servers", ["Enter opens one", note], key="1", focused=self.has_focus)]
-        heading = "  " + fit("server", _SERVER) + " " + fit("model", _MODEL) + f"{'age':>8}"
+        heading = "  " + fit("server", _SERVER) + " " + fit("model", _MODEL) + f"{'rank':>5}{'age':>8}"
         lines.append(self._cut(heading + "".join(f"{name:>{size}}" for name, size in _FLEET_COLUMNS), width, "dim"))
         room = max(1, height - len(lines))
         at = next((i for i, row in enumerate(rows) if row.target == self._target), 0)
@@ -139,7 +139,7 @@ class RemotePane(Pane):
                     fmt.short(row.waiting),
                     fmt.short(row.preemptions),
                 )
-                text += fit(row.model or row.kind, _MODEL) + f"{fmt.seconds(row.age_s):>8}"
+                text += fit(row.model or row.kind, _MODEL) + f"{row.engine[:4]:>5}{fmt.seconds(row.age_s):>8}"
                 text += "".join(f"{value:>{size}}" for value, (_, size) in zip(values, _FLEET_COLUMNS, strict=True))
             lines.append(self._cut(text, width, "value" if is_here and row.is_up else "text" if row.is_up else "bad"))
         return lines + [line()] * (height - len(lines))
