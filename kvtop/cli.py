@@ -500,6 +500,9 @@ def replay_command(
 @click.option("--headless", is_flag=True, help="No screen: serve its metrics until stopped (--metrics-port).")
 @click.option("--metrics-port", type=_whole(0, 65535), help="Where to serve them; 0 takes a free port.")
 @click.option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1).")
+@click.option("--metrics-tls-cert", metavar="FILE", help="Serve them over TLS with this certificate chain, in PEM.")
+@click.option("--metrics-tls-key", metavar="FILE", help="Its key, in PEM, without a passphrase.")
+@click.option("--metrics-auth", metavar="FILE", help="Ask for a user and a password: lines of USER:PASSWORD.")
 @click.option("--log-format", type=_one_of(*LOG_FORMATS), help="Form of the messages on stderr (text).")
 def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> int:
     """Open the console on a running engine, which goes on when the console is closed.
@@ -519,7 +522,7 @@ def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> i
         params["replay"],
         params["topic"],
     )
-    address = _metrics(params)
+    address = _metrics({**params, "compat": None})
     if headless != (address is not None):
         raise UserError("--headless and --metrics-port N: only together")
     if not targets:
@@ -532,7 +535,7 @@ def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> i
         from kvtop.exporting import run_exporting
 
         form: LogFormat = params["log_format"] or "text"
-        return run_exporting(targets, options, host=address.host, port=address.port, log_format=form)
+        return run_exporting(targets, options, address=address, log_format=form)
     from kvtop.console import run_attached
 
     return run_attached(targets, options)

@@ -34,6 +34,7 @@ from kvtop.gpu import GpuCollector, GpuMonitor
 from kvtop.metrics_address import MetricsAddress
 from kvtop.metrics_server import MetricsServer
 from kvtop.model.view import View
+from kvtop.remote_metrics import RemoteCollector
 
 #: A source whose last good reading is older than this is reported as down. [s]
 STALE_AFTER_S: Final = 10.0
@@ -365,6 +366,7 @@ def start_exporter(views: Views, address: MetricsAddress, *, nvml: object = None
     gpus = GpuMonitor(nvml)
     registry = CollectorRegistry()
     registry.register(ViewCollector(views))
+    registry.register(RemoteCollector(lambda: all_views(views)))
     sources = [view.source for view in all_views(views)]
     registry.register(GpuCollector(gpus, sources[0] if sources else "embedded"))
     if address.compat == "vllm":

@@ -11,6 +11,7 @@ from kvtop.driving import Ending, Signals
 from kvtop.errors import EXIT_INTERRUPTED, EXIT_OK
 from kvtop.exporter import start_exporter
 from kvtop.log import Log, LogFormat
+from kvtop.metrics_address import MetricsAddress
 from kvtop.targets import AttachOptions, open_targets
 
 EVERY_S: Final = 1.0
@@ -24,8 +25,7 @@ def run_exporting(
     targets: Sequence[str],
     options: AttachOptions,
     *,
-    host: str,
-    port: int,
+    address: MetricsAddress,
     log_format: LogFormat = "text",
     stop: Callable[[], Ending | None] | None = None,
 ) -> int:
@@ -36,7 +36,7 @@ def run_exporting(
     Args:
         targets: The engine, or several servers; see ``kvtop.targets``.
         options: How to attach.
-        host, port: Where to serve.
+        address: Where and how to serve.
         log_format: Form of the messages on stderr.
         stop: Says whether to end, instead of signals.
 
@@ -48,7 +48,7 @@ def run_exporting(
     attachment = open_targets(targets, options)
     try:
         with Signals() as signals:
-            exporter = start_exporter(lambda: attachment.view, host=host, port=port)
+            exporter = start_exporter(lambda: attachment.view, address)
             try:
                 log.info(f"watching {attachment.source.name}; metrics on {exporter.url}")
                 ending = _watch(attachment, log, stop or (lambda: signals.ending))

@@ -13,6 +13,7 @@ from kvtop.exporter import ViewCollector
 from kvtop.model.observation import Focus, RemoteObservation
 from kvtop.model.remote import EngineRow, RemoteFacts
 from kvtop.operations import ReadOnly
+from kvtop.remote_metrics import RemoteCollector
 from kvtop.sources.remote.fleet import FLEET, Fleet
 from kvtop.sources.scripted import ScriptedSource
 from kvtop.targets import AttachOptions, open_targets
@@ -67,6 +68,7 @@ def test_series_of_a_fleet_do_not_collide() -> None:
     view = attachment.poll()
     registry = CollectorRegistry()
     registry.register(ViewCollector(lambda: view))
+    registry.register(RemoteCollector(lambda: [view]))
     lines = generate_latest(registry).decode().splitlines()
     names = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
     assert len(names) == len(set(names))

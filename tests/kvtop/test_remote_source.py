@@ -22,9 +22,11 @@ from kvtop.driving import Ending
 from kvtop.errors import SourceError, UserError
 from kvtop.exporter import ViewCollector
 from kvtop.exporting import run_exporting
+from kvtop.metrics_address import MetricsAddress
 from kvtop.model.observation import Focus, RemoteObservation
 from kvtop.model.remote import EngineRow, EventFacts, PrefixLine, RemoteFacts
 from kvtop.operations import ReadOnly
+from kvtop.remote_metrics import RemoteCollector
 from kvtop.sources.remote.dialects import recognise
 from kvtop.sources.remote.exposition import parse
 from kvtop.sources.remote.source import EventOptions, RemoteSource, split_url
@@ -221,6 +223,7 @@ def export(facts: RemoteFacts) -> str:
     view = attachment.poll()
     registry = CollectorRegistry()
     registry.register(ViewCollector(lambda: view))
+    registry.register(RemoteCollector(lambda: [view]))
     return generate_latest(registry).decode()
 
 
@@ -274,7 +277,7 @@ def test_the_headless_watch_serves_through_loss_and_return(
         server.answers["/metrics"] = page()
         return Ending.TERMINATED if source_up.endswith("1.0") else None
 
-    assert run_exporting([server.url], AttachOptions(), host="127.0.0.1", port=port, stop=stop) == 0
+    assert run_exporting([server.url], AttachOptions(), address=MetricsAddress("127.0.0.1", port), stop=stop) == 0
     assert (seen[0], seen[-1]) == ("0.0", "1.0")
     said = capsys.readouterr().err
     assert "HTML page" in said
