@@ -44,7 +44,11 @@ class Attachment:
             try:
                 observation = self.source.read(focus, timeout_s)
                 before = self.view.snapshot
-                if before is not None and observation.snapshot.step < before.step:
+                if (
+                    isinstance(observation, Observation)
+                    and before is not None
+                    and observation.snapshot.step < before.step
+                ):
                     # A recording was wound back: nothing that was known of later steps has happened yet.
                     self.view = View(source=self.source.name, generation=self.view.generation)
                     self._next_event = 0
