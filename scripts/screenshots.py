@@ -52,6 +52,10 @@ SHOTS = (
     Shot("plan-resize", TIGHT, 4000, keys=("R", *"900", "tab", "tab")),
     Shot("plan-compact", TIGHT, 4000, keys=("C",)),
     Shot("selected", TIGHT, 4000, keys=("2", "down", "down", "enter")),
+    Shot("map-owner", TIGHT, 4000, keys=("c", "c")),
+    Shot("map-age", MOONCAKE, 24_000, keys=("c", "c", "c")),
+    Shot("map-contiguity-zoomed", TIGHT, 4000, keys=("c", "c", "c", "c", "c", "z", "z")),
+    Shot("map-range-80x24", CHAT, 6000, (80, 24), keys=("down", "v", *["right"] * 30)),
     Shot("help", CHAT, 6000, keys=("question_mark",)),
     Shot("small-pool", EngineOptions(num_blocks=256, seed=1), 1500),
 )

@@ -8,9 +8,11 @@ from typing import Final, Literal
 
 from textual.binding import Binding, BindingType
 
-Group = Literal["look", "run", "wind", "act", "program"]
+Group = Literal["look", "map", "panel", "run", "wind", "act", "program"]
 GROUP_TITLES: Final[dict[Group, str]] = {
     "look": "Look",
+    "map": "Map",
+    "panel": "Panels",
     "run": "Run",
     "wind": "Wind a recording",
     "act": "Act (shows the plan first)",
@@ -62,11 +64,19 @@ ACTIONS: Final = (
     Action("focus_next", ("tab",), "Tab", "pane", "next pane", "look", rank=18),
     Action("select", ("enter",), "Enter", "select", "select the row's sequence, or the block's holder", "look", rank=4),
     Action("deselect", ("escape",), "Esc", "", "deselect; back to the map", "look"),
-    Action("zoom", ("z",), "z", "zoom", "map scale: all blocks, half a cell a block, a cell a block", "look", rank=10),
-    Action("go_to_block", ("g",), "g", "go to", "move the cursor to a block by its id", "look", rank=17),
     Action(
         "advice", ("a",), "a", "advice", "what the measurements suggest, and the hits at other sizes", "look", rank=21
     ),
+    Action(
+        "colour", ("c",), "c", "colour", "colour by references, state, owner, age, fill, contiguity", "map", rank=10
+    ),
+    Action("zoom", ("z",), "z", "zoom", "nearer, to one block a cell; from there to all blocks", "map", rank=10),
+    Action("zoom_out", ("x",), "x", "", "further away", "map"),
+    Action("go_to_block", ("g",), "g", "go to", "go to a block by its id, or with s to a sequence", "map", rank=17),
+    Action("follow", ("f",), "f", "follow", "keep the cursor on the selected sequence's last block", "map", rank=22),
+    Action("mark", ("v",), "v", "range", "begin a range of blocks, or end it; so does dragging", "map", rank=23),
+    Action("copy", ("y",), "y", "copy", "copy the range, the row or the block to the clipboard", "map", rank=24),
+    Action("watch", ("w",), "w", "", "flash blocks that moved, all that changed, or none", "map"),
     Action("show('map')", ("1",), "1 2 3", "", "go to the map, the sequences, the events", "look"),
     Action("show('sequences')", ("2",), "2", "seqs", "", "look", rank=11),
     Action("show('events')", ("3",), "3", "events", "", "look", rank=20),

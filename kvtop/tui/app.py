@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, ClassVar, Final
 
 from rich.text import Text
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.filter import LineFilter
@@ -59,16 +59,16 @@ from kvtop.model.view import View
 from kvtop.recording.framing import Mark
 from kvtop.sources.recorded import RecordedSource
 from kvtop.sources.remote.fleet import Fleet
-from kvtop.tui import cells
 from kvtop.tui.actions import Action, action_of, bindings
 from kvtop.tui.background import Background
-from kvtop.tui.look import BACKGROUND, AsciiFilter, Look, detect_look
+from kvtop.tui.look import AsciiFilter, Look, detect_look
+from kvtop.tui.map_actions import MapActions
 from kvtop.tui.messages import BackgroundCrashed, CommandFinished, Connected, ConnectFailed, PlanReady, ViewChanged
 from kvtop.tui.screens.advice import AdviceScreen
-from kvtop.tui.screens.ask import AskNumber
 from kvtop.tui.screens.help import HelpScreen
 from kvtop.tui.screens.sheet import ActionSheet, Choice, NumberField
-from kvtop.tui.widgets.block_map import BlockMap, BlockRef
+from kvtop.tui.themes import DARK
+from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import Header
 from kvtop.tui.widgets.inspector import Inspector, InspectorLine, owner_of
 from kvtop.tui.widgets.panes import MIN_HEIGHT, MIN_WIDTH, EventLine, Events, Footer, TooSmall, Trends
@@ -88,6 +88,9 @@ _STOP_ENGINE_S: Final = 1.2
 _STALLED_S: Final = 5.0
 #: Virtual seconds a real second: how slow and how fast the keys go before ``max``.
 _SLOWEST, _FASTEST = 1 / 64, 1024.0
+
+#: Blocks of a range that are pinned at once, at most.
+MAX_PINNED: Final = 10_000
 
 _GOALS: Final[tuple[tuple[str, CompactGoal], ...]] = (
     ("pack low", "pack-low"),
@@ -109,7 +112,7 @@ _POLICIES: Final[tuple[tuple[str, Policy], ...]] = (
 )
 
 
-class KvtopApp(App[None]):
+class KvtopApp(MapActions):
     """The console on one engine.
 
     Args:
@@ -130,9 +133,9 @@ class KvtopApp(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-thin"), (MIN_WIDTH, "-narrow"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (MIN_HEIGHT, "-short"), (32, "-tall")]  # noqa: RUF012
     CSS = f"""
-    Screen {{ background: {BACKGROUND}; layout: vertical; overflow: hidden; }}
+    Screen {{ background: {DARK.background}; layout: vertical; overflow: hidden; }}
     Screen:ansi {{ background: ansi_default; }}
-    ModalScreen {{ background: {BACKGROUND} 55%; }}
+    ModalScreen {{ background: {DARK.background} 55%; }}
     ModalScreen:ansi {{ background: transparent; }}
     #body {{ height: 1fr; }}
     #left {{ width: 1fr; }}
@@ -361,6 +364,7 @@ class KvtopApp(App[None]):
         view = self.view
         self._forget_gone_sequence(view)
         self._say_new_notes(view)
+        self._follow(view)
         self.main.show(view, f"sequence {self.selected}" if self.selected is not None else "")
         self._base.set_class(view.remote is not None, "-remote")
         self._show_header()  # of the same reading as the map's title, which tells some of its numbers again
@@ -388,8 +392,8 @@ class KvtopApp(App[None]):
 
     def _show_inspector(self) -> None:
         view, block = self.view, self.main.under
-        self._base.query_one(Inspector).show(view, block, self.selected)
-        self._base.query_one(InspectorLine).show(view, block)
+        self._base.query_one(Inspector).show(view, block, self.selected, self.main.range)
+        self._base.query_one(InspectorLine).show(view, block, self.main.range)
 
     def _forget_gone_sequence(self, view: View) -> None:
         if self.selected is None or view.snapshot is None or view.focus_table is not None:
@@ -476,29 +480,12 @@ class KvtopApp(App[None]):
             return
         if self._base.has_class("-see-sequences") or self._base.has_class("-see-events"):
             self.action_show("map")
+        elif self.main.marked is not None:
+            self.main.mark(None)
         elif self.selected is not None:
             self.choose(None)
         else:
             self.main.focus()
-
-    def action_zoom(self) -> None:
-        order = cells.ZOOMS
-        self.main.set_zoom(order[(order.index(self.main.zoom) + 1) % len(order)])
-        names = {"fit": "all blocks", "dense": "one block half a cell", "glyph": "one block a cell"}
-        self.say(f"map: {names[self.main.zoom]}")
-
-    def action_go_to_block(self) -> None:
-        tier = self.main.cursor.tier
-        shown = self.view.device if tier == "device" else self.view.host
-        if shown is None:
-            self.say("there is no map yet")
-            return
-
-        def go(block_id: int | None) -> None:
-            if block_id is not None:
-                self.main.put_cursor(BlockRef(tier, block_id))
-
-        self.push_screen(AskNumber(self.look, f"Go to {tier} block", shown.arrays.num_blocks - 1), go)
 
     def action_show(self, what: str) -> None:
         if self.view.remote is not None:
@@ -744,8 +731,13 @@ class KvtopApp(App[None]):
             self.say("only device blocks can be pinned")
             return
         pinned = device is not None and bool(int(device.arrays.flags[block.block_id]) & BlockFlag.PINNED)
-        command: Command = Unpin((block.block_id,)) if pinned else Pin((block.block_id,))
-        self._open_sheet("pin", f"{'Unpin' if pinned else 'Pin'} block {block.block_id}", command)
+        chosen = self.main.range
+        ids = (block.block_id,) if chosen is None else tuple(range(chosen[1], chosen[2] + 1))
+        if len(ids) > MAX_PINNED:
+            self.say(f"{fmt.blocks(len(ids))} are marked; at most {fmt.count(MAX_PINNED)} can be pinned at once")
+            return
+        name = f"block {ids[0]}" if len(ids) == 1 else f"blocks {ids[0]}-{ids[-1]}"
+        self._open_sheet("pin", f"{'Unpin' if pinned else 'Pin'} {name}", Unpin(ids) if pinned else Pin(ids))
 
     def action_verify(self) -> None:
         self._open_sheet("verify", "Verify laws and contents", VerifyContents())

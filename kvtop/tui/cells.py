@@ -1,8 +1,8 @@
 """Cells: block arrays → what each cell of the map shows. Pure and vectorised; knows no widget and no colour depth.
 
 A *code* names what a cell shows: one block's state, or the mixture of several blocks. Codes are small
-numbers, so that a frame is compared with the last one as one array. Two bits beside the code say how the
-cell stands to the selection.
+numbers, so that a frame is compared with the last one as one array. Bits beside the code say how the
+cell stands to the selection, and whether it has just changed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ MIXED: Final = 17
 SELECTED: Final = 128
 #: Set on all other cells while a sequence is selected.
 DIMMED: Final = 256
+#: Set on cells that hold a block which has just moved or changed.
+FLASH: Final = 512
 #: Bits that a cell takes up in an array of pairs.
-BITS: Final = 9
+BITS: Final = 10
 
 #: Parts into which a mixture is rounded.
 QUARTERS: Final = 4
@@ -102,22 +104,22 @@ def group_codes(arrays: BlockArrays, per_cell: int) -> Codes:
     state = arrays.state
     sizes = np.full(-(-len(state) // per_cell), per_cell, np.int64)
     sizes[-1:] = len(state) - (len(sizes) - 1) * per_cell
-    active = _sums((state == BlockState.ACTIVE) | (state == BlockState.RESERVED), per_cell)
-    cached = _sums(state == BlockState.CACHED, per_cell)
+    active = sums((state == BlockState.ACTIVE) | (state == BlockState.RESERVED), per_cell)
+    cached = sums(state == BlockState.CACHED, per_cell)
     retired = state == BlockState.RETIRED
-    live = sizes - _sums(retired, per_cell) if retired.any() else sizes
+    live = sizes - sums(retired, per_cell) if retired.any() else sizes
     held, known = np.maximum(active, 1), np.maximum(live, 1)
     active_quarters = (active * QUARTERS * 2 + known) // (2 * known)
     cached_quarters = np.minimum((cached * QUARTERS * 2 + known) // (2 * known), QUARTERS - active_quarters)
-    references = _sums(np.minimum(arrays.ref_count, _MAX_REFS), per_cell)
+    references = sums(np.minimum(arrays.ref_count, _MAX_REFS), per_cell)
     mean_refs = np.clip((references + held // 2) // held, 1, _MAX_REFS)
     levels = np.where(active_quarters > 0, _LEVELS[mean_refs], 0)
     codes = _MIXTURE_CODES[cached_quarters, active_quarters, levels]
     codes[live == 0] = RETIRED
     flags = arrays.flags
     if flags.any():
-        codes[_sums((flags & BlockFlag.PINNED) != 0, per_cell) > 0] = PINNED
-        codes[_sums((flags & BlockFlag.FENCED) != 0, per_cell) > 0] = FENCED
+        codes[sums((flags & BlockFlag.PINNED) != 0, per_cell) > 0] = PINNED
+        codes[sums((flags & BlockFlag.FENCED) != 0, per_cell) > 0] = FENCED
     return codes
 
 
@@ -126,7 +128,7 @@ _EVEN_BYTES: Final = np.uint64(0x00FF00FF00FF00FF)
 _LANE_BLOCKS: Final = (1 << 16) // (2 * _MAX_REFS) * 8
 
 
-def _sums(values: NDArray[np.generic], per_cell: int) -> NDArray[np.int64]:
+def sums(values: NDArray[np.generic], per_cell: int) -> NDArray[np.int64]:
     """Return the sum of each ``per_cell`` consecutive values of at most ``_MAX_REFS``. [⌈n / per_cell⌉] int64
 
     Groups of whole words are added eight bytes at a time, which makes a million blocks cost about a millisecond.
@@ -164,8 +166,8 @@ def mark_selected(codes: Codes, block_ids: NDArray[np.int64], per_cell: int = 1,
 #: Above this, groups are whole words of eight blocks: hardly fewer cells, and much faster to add up.
 _WORD_FROM: Final = 16
 
-Zoom = Literal["fit", "dense", "glyph"]
-ZOOMS: Final[tuple[Zoom, ...]] = ("fit", "dense", "glyph")
+#: All blocks, so many blocks a cell, one block half a cell, one block a cell.
+Zoom = Literal["fit", "dense", "glyph"] | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,8 @@ class Scale:
 def choose_scale(tiers: tuple[int, ...], columns: int, lines: int, zoom: Zoom, glyphs_only: bool) -> Scale:
     """Return the scale at which tiers of these sizes fit into ``lines`` lines, all at the same blocks a cell.
 
-    ``dense`` and ``glyph`` ask for one block a cell, whether or not it fits. ``fit`` takes the largest
-    picture that fits: one character a block, then half a character, then several blocks a half.
+    ``dense`` and ``glyph`` ask for one block a cell, and a number for that many, whether or not it fits. ``fit`` takes
+    the largest picture that fits: one character a block, then half a character, then several blocks a half.
     """
     columns, lines = max(1, columns), max(len(tiers), lines)
     glyphs = Scale(False, 1, columns)
@@ -200,6 +202,8 @@ def choose_scale(tiers: tuple[int, ...], columns: int, lines: int, zoom: Zoom, g
         return glyphs
     if zoom == "dense":
         return Scale(True, 1, columns)
+    if zoom != "fit":
+        return Scale(not glyphs_only, zoom, columns)
 
     def fits(scale: Scale) -> bool:
         return sum(scale.lines(n) for n in tiers) <= lines
@@ -217,3 +221,13 @@ def choose_scale(tiers: tuple[int, ...], columns: int, lines: int, zoom: Zoom, g
     if low > _WORD_FROM:
         low = -(-low // 8) * 8
     return Scale(halves, low, columns)
+
+
+def zooms(fit: Scale, glyphs_only: bool) -> tuple[Zoom, ...]:
+    """Return the steps from the whole pool, drawn as ``fit``, to one block a cell."""
+    steps: list[Zoom] = ["fit"]
+    per_cell = fit.per_cell // 4
+    while per_cell > 1:
+        steps.append(per_cell)
+        per_cell //= 4
+    return (*steps, "glyph") if glyphs_only else (*steps, "dense", "glyph")

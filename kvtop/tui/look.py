@@ -1,8 +1,4 @@
-"""Look: which colours and characters this terminal gets. Owns every style of the panes.
-
-The map's colours run from dark to light along a colour-blind-safe ramp, so that states and reference
-counts can be told apart by lightness alone.
-"""
+"""Look: which colours and characters this terminal gets. Owns every style of the panes."""
 
 from __future__ import annotations
 
@@ -20,36 +16,10 @@ from rich.style import Style
 from textual.color import Color
 from textual.filter import LineFilter
 
+from kvtop.tui.themes import DARK, THEMES, Rgb, Theme
+
 Depth = Literal["none", "ansi", "rgb"]
-Rgb = tuple[int, int, int]
 
-BACKGROUND: Final = "#0d1117"
-
-_RGB: Final = {
-    "text": "#c9d1d9",
-    "dim": "#7d8590",
-    "faint": "#484f58",
-    "label": "#58a6c7",
-    "value": "bold #f0f6fc",
-    "title": "bold #e6edf3",
-    "rule": "#30363d",
-    "rule-focus": "#2f81a7",
-    "good": "#5ec962",
-    "warn": "#e3b341",
-    "bad": "bold #ff7b72",
-    "badge-good": "bold #0d1117 on #3fb950",
-    "badge-warn": "bold #0d1117 on #e3b341",
-    "badge-bad": "bold #ffffff on #b62324",
-    "badge-dim": "bold #0d1117 on #7d8590",
-    "key": "bold #e3b341",
-    "bar": "#21918c",
-    "bar-cached": "#4f62a3",
-    "bar-empty": "#30363d",
-    "spark": "#3d8fc4",
-    "row": "on #1f2a38",
-    "row-focus": "on #1f4b6e",
-    "chosen": "bold #f5e663",
-}
 _ANSI: Final = {
     "text": "",
     "dim": "",
@@ -77,7 +47,7 @@ _ANSI: Final = {
 }
 #: Without colour the weight of the type carries the meaning.
 _NONE: Final = {
-    **dict.fromkeys(_RGB, ""),
+    **dict.fromkeys(DARK.styles, ""),
     "value": "bold",
     "title": "bold",
     "bad": "bold reverse",
@@ -90,8 +60,8 @@ _NONE: Final = {
     "row-focus": "reverse",
     "chosen": "bold",
 }
-_STYLES: Final[Mapping[Depth, Mapping[str, Style]]] = {
-    "rgb": {name: Style.parse(text) for name, text in _RGB.items()},
+_STYLES: Final[Mapping[str, Mapping[str, Style]]] = {
+    **{name: {key: Style.parse(text) for key, text in theme.styles.items()} for name, theme in THEMES.items()},
     "ansi": {name: Style.parse(text) for name, text in _ANSI.items()},
     "none": {name: Style.parse(text) for name, text in _NONE.items()},
 }
@@ -104,10 +74,12 @@ class Look:
     Attributes:
         depth: ``rgb`` (truecolor and 256 colours), ``ansi`` (16 colours) or ``none`` (``NO_COLOR``).
         ascii_only: Whether only ASCII characters may be written.
+        theme: The colours, where the depth is ``rgb``; otherwise they are the terminal's own.
     """
 
     depth: Depth = "rgb"
     ascii_only: bool = False
+    theme: Theme = DARK
 
     @property
     def glyphs_only(self) -> bool:
@@ -116,18 +88,18 @@ class Look:
 
     def style(self, name: str) -> Style:
         """Return the style of that name."""
-        return _STYLES[self.depth][name]
+        return _STYLES[self.theme.name if self.depth == "rgb" else self.depth][name]
 
 
-def detect_look(ascii_only: bool = False) -> Look:
-    """Return what the environment and the terminal's encoding allow."""
+def detect_look(ascii_only: bool = False, theme: str = DARK.name) -> Look:
+    """Return what the environment and the terminal's encoding allow, in a theme of ``THEMES``."""
     encoding = (getattr(sys.__stdout__, "encoding", None) or "ascii").lower().replace("-", "")
     ascii_only = ascii_only or encoding != "utf8"
     if os.environ.get("NO_COLOR"):
-        return Look("none", ascii_only)
+        return Look("none", ascii_only, THEMES[theme])
     system = Console(force_terminal=True, legacy_windows=False).color_system
     depth: Depth = "none" if system is None else "ansi" if system == "standard" else "rgb"
-    return Look(depth, ascii_only)
+    return Look(depth, ascii_only, THEMES[theme])
 
 
 _ASCII: Final = str.maketrans("─━│╭╮╰╯·—–…×→←↑↓█▒░▁▂▃▄▅▆▇▀", "--|++++.--~x><^v#+._.-=+*%#")

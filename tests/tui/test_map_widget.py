@@ -12,7 +12,8 @@ from allocator.ids import BlockFlag, BlockState
 from kvtop.sources.scripted import block_arrays
 from kvtop.tui import cells
 from kvtop.tui.look import Look
-from kvtop.tui.widgets.block_map import BlockRef, Painter, ansi_of, glyph_of, rgb_of
+from kvtop.tui.paint import Painter, ansi_of, glyph_of, rgb_of
+from kvtop.tui.widgets.block_map import BlockRef
 
 _SHOWN = [cells.FREE, cells.CACHED, *range(cells.ACTIVE, cells.ACTIVE + 10), cells.FENCED, cells.PINNED, cells.RESERVED]
 

@@ -1,6 +1,8 @@
-"""AskNumber: asks for one number that only moves the view, so Enter means yes."""
+"""AskNumber: asks for a block's or a sequence's number, which only moves the view, so Enter means yes."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from textual import events
 from textual.app import ComposeResult
@@ -14,8 +16,16 @@ from kvtop.tui.widgets.lines import line
 _MAX_DIGITS = 9
 
 
-class AskNumber(Dialog[int | None]):
-    """Answers with a number from 0 to ``highest``, or ``None``."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was asked for: a block, or a sequence."""
+
+    number: int
+    is_sequence: bool
+
+
+class AskNumber(Dialog[Target | None]):
+    """Answers with a block from 0 to ``highest``, with a sequence after ``s``, or ``None``."""
 
     DEFAULT_CSS = """
     AskNumber { align: center middle; }
@@ -32,6 +42,7 @@ class AskNumber(Dialog[int | None]):
         self.heading = title
         self.highest = highest
         self.typed = ""
+        self.is_sequence = False
 
     def compose(self) -> ComposeResult:
         with Vertical() as pane:
@@ -44,7 +55,8 @@ class AskNumber(Dialog[int | None]):
     @property
     def problem(self) -> str:
         """What is wrong with what was typed; empty when nothing is."""
-        return f"0 to {self.highest} only" if self.typed and int(self.typed) > self.highest else ""
+        is_beyond = bool(self.typed) and not self.is_sequence and int(self.typed) > self.highest
+        return f"0 to {self.highest} only" if is_beyond else ""
 
     def on_key(self, event: events.Key) -> None:
         if event.key == "ctrl+c":
@@ -55,7 +67,9 @@ class AskNumber(Dialog[int | None]):
             self.dismiss(None)
         elif event.key == "enter":
             if not self.problem:
-                self.dismiss(int(self.typed) if self.typed else None)
+                self.dismiss(Target(int(self.typed), self.is_sequence) if self.typed else None)
+        elif event.key == "s":
+            self.is_sequence = not self.is_sequence
         elif event.key in ("backspace", "ctrl+h"):
             self.typed = self.typed[:-1]
         elif (event.character or "").isdecimal() and (event.character or "").isascii():
@@ -66,10 +80,14 @@ class AskNumber(Dialog[int | None]):
         if not self.is_attached:
             return
         look = self.look
-        text = line(("> ", look.style("dim")), (f" {self.typed or ' '} ", look.style("row-focus")))
-        text.append(f"  {self.problem or f'0 to {self.highest}'}", look.style("warn" if self.problem else "faint"))
+        what = "sequence" if self.is_sequence else "block"
+        text = line((f"{what} ", look.style("dim")), (f" {self.typed or ' '} ", look.style("row-focus")))
+        allowed = "its number" if self.is_sequence else f"0 to {self.highest}"
+        text.append(f"  {self.problem or allowed}", look.style("warn" if self.problem else "faint"))
         text.append("\nEnter", look.style("key"))
         text.append(" goes there   ", look.style("text"))
+        text.append("s", look.style("key"))
+        text.append(f" {'block' if self.is_sequence else 'sequence'}   ", look.style("text"))
         text.append("Esc", look.style("key"))
         text.append(" stays", look.style("text"))
         self.query_one("#field", Static).update(text)

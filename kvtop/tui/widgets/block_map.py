@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.color import Color as RichColor
 from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.geometry import Region
@@ -17,159 +14,15 @@ from textual.message import Message
 from textual.strip import Strip
 
 from allocator.ids import Tier
+from allocator.snapshot import Snapshot
 from kvtop.model import format as fmt
 from kvtop.model.view import TierView, View
-from kvtop.tui import cells
-from kvtop.tui.look import Look, Rgb, blend, rich_rgb
+from kvtop.tui import cells, shades
+from kvtop.tui.changes import Changes, Watch, have_moved
+from kvtop.tui.look import Look
+from kvtop.tui.paint import CURSOR, GLYPH_SHIFT, HERE, Painter
+from kvtop.tui.widgets.legend import legend
 from kvtop.tui.widgets.lines import Moving, line, rule
-
-#: Stands for the half cell under the cursor.
-_CURSOR: Final = 127
-_HERE: Final = 1 << 9
-_MASK: Final = (1 << cells.BITS) - 1
-
-_LEVEL_RGB: Final[tuple[Rgb, ...]] = ((33, 145, 140), (77, 189, 104), (151, 216, 62), (222, 227, 24), (255, 247, 180))
-_LEVEL_ANSI: Final = ("cyan", "green", "bright_green", "yellow", "bright_yellow")
-_STATE_RGB: Final[dict[int, Rgb]] = {
-    cells.EMPTY: (13, 17, 23),
-    cells.FREE: (38, 44, 56),
-    cells.CACHED: (68, 83, 148),
-    cells.RESERVED: (154, 111, 176),
-    cells.RETIRED: (22, 18, 20),
-    cells.FENCED: (255, 121, 198),
-    cells.PINNED: (240, 64, 60),
-    _CURSOR: (255, 255, 255),
-}
-_STATE_ANSI: Final = {
-    cells.EMPTY: "black",
-    cells.FREE: "bright_black",
-    cells.CACHED: "blue",
-    cells.RESERVED: "magenta",
-    cells.RETIRED: "black",
-    cells.FENCED: "bright_red",
-    cells.PINNED: "red",
-    _CURSOR: "bright_white",
-}
-#: Free glyphs sit low in lightness as half blocks; as characters they need more to be seen.
-_FREE_GLYPH_RGB: Final[Rgb] = (88, 96, 105)
-_GLYPHS: Final = {
-    cells.EMPTY: " ",
-    cells.FREE: "·",
-    cells.CACHED: "o",
-    cells.RESERVED: "r",
-    cells.RETIRED: "_",
-    cells.FENCED: "s",
-    cells.PINNED: "x",
-}
-_MIXTURE_GLYPHS: Final = "-+*#"
-_DIM_SHARE: Final = 0.32
-
-
-class Painter:
-    """Turns cell values into segments. Keeps every style it made, since styles are dear to make and few."""
-
-    def __init__(self, look: Look) -> None:
-        self.look = look
-        self._glyph: dict[int, tuple[str, Style]] = {}
-        self._half: dict[int, tuple[str, Style]] = {}
-
-    def runs(self, values: NDArray[np.uint32], halves: bool) -> list[Segment]:
-        """Return one line's segments, equal neighbours in one. [columns] → segments"""
-        find = self._half_cell if halves else self._glyph_cell
-        edges = np.flatnonzero(values[1:] != values[:-1]) + 1
-        starts = [0, *edges.tolist()]
-        stops = [*starts[1:], len(values)]
-        segments = []
-        for value, start, stop in zip(values[starts].tolist(), starts, stops, strict=True):
-            glyph, style = find(value)
-            segments.append(Segment(glyph * (stop - start), style))
-        return segments
-
-    def swatch(self, code: int, halves: bool) -> tuple[str, Style]:
-        """Return a sample of ``code`` for the legend."""
-        if halves:
-            return " ", self._half_cell(code << cells.BITS | code)[1]
-        return self._glyph_cell(code)
-
-    def _glyph_cell(self, value: int) -> tuple[str, Style]:
-        found = self._glyph.get(value)
-        if found is None:
-            found = self._glyph[value] = self._make_glyph(value)
-        return found
-
-    def _half_cell(self, value: int) -> tuple[str, Style]:
-        found = self._half.get(value)
-        if found is None:
-            top, bottom = value >> cells.BITS & _MASK, value & _MASK
-            upper, lower = self._ink(top), self._ink(bottom)
-            # Two equal halves are a space: fewer bytes to write.
-            same = upper == lower
-            found = (" ", Style(bgcolor=lower)) if same else ("▀", Style(color=upper, bgcolor=lower))
-            self._half[value] = found
-        return found
-
-    def _make_glyph(self, value: int) -> tuple[str, Style]:
-        code = value & 127
-        glyph = glyph_of(code)
-        here, chosen = bool(value & _HERE), bool(value & cells.SELECTED)
-        if self.look.depth == "none":
-            return glyph, Style(reverse=chosen != here, underline=here and chosen, bold=chosen or here)
-        if here:
-            return glyph, Style(color=self._ink(cells.EMPTY), bgcolor=self._ink(_CURSOR), bold=True)
-        if self.look.depth == "rgb" and glyph == _GLYPHS[cells.FREE]:
-            return glyph, Style(color=rich_rgb(_FREE_GLYPH_RGB))
-        ink = self._ink(value & ~cells.SELECTED)
-        return glyph, Style(color=ink, reverse=chosen, bold=chosen)
-
-    def _ink(self, value: int) -> RichColor | str:
-        code = value & 127
-        if self.look.depth != "rgb":
-            return "bright_magenta" if value & cells.SELECTED else ansi_of(code)
-        rgb = rgb_of(code)
-        if value & cells.DIMMED and code not in (cells.EMPTY, cells.FREE):
-            rgb = blend([(_DIM_SHARE, rgb), (1 - _DIM_SHARE, _STATE_RGB[cells.EMPTY])])
-        return rich_rgb(rgb)
-
-
-def glyph_of(code: int) -> str:
-    """Return the character of a code."""
-    if code >= cells.MIXED:
-        mixture = cells.MIXTURES[code - cells.MIXED]
-        if mixture.active:
-            return _MIXTURE_GLYPHS[mixture.active - 1]
-        return "o" if mixture.cached >= cells.QUARTERS / 2 else "·"
-    if code >= cells.ACTIVE:
-        return "+" if code - cells.ACTIVE >= 9 else str(code - cells.ACTIVE + 1)
-    return _GLYPHS[code]
-
-
-def rgb_of(code: int) -> Rgb:
-    """Return the colour of a code; a mixture's is the mean of its blocks' colours."""
-    if code in _STATE_RGB:
-        return _STATE_RGB[code]
-    if code < cells.MIXED:
-        return _LEVEL_RGB[cells.level_of(code - cells.ACTIVE + 1)]
-    mixture = cells.MIXTURES[code - cells.MIXED]
-    return blend(
-        [
-            (mixture.cached, _STATE_RGB[cells.CACHED]),
-            (mixture.active, _LEVEL_RGB[mixture.level]),
-            (cells.QUARTERS - mixture.cached - mixture.active, _STATE_RGB[cells.FREE]),
-        ]
-    )
-
-
-def ansi_of(code: int) -> str:
-    """Return the one of 16 colours for a code; a mixture takes that of its majority."""
-    if code in _STATE_ANSI:
-        return _STATE_ANSI[code]
-    if code < cells.MIXED:
-        return _LEVEL_ANSI[cells.level_of(code - cells.ACTIVE + 1)]
-    mixture = cells.MIXTURES[code - cells.MIXED]
-    free = cells.QUARTERS - mixture.cached - mixture.active
-    if mixture.active and mixture.active >= max(mixture.cached, free):
-        return _LEVEL_ANSI[mixture.level]
-    return _STATE_ANSI[cells.CACHED if mixture.cached >= free else cells.FREE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +48,10 @@ class BlockMap(Moving, can_focus=True):
 
     Attributes:
         zoom: Which scale was asked for.
+        mode: What the colours say.
+        watch: Which changes are marked for a moment.
         cursor: The block that the keys are on.
+        marked: Where a range of blocks was begun, up to the cursor; ``None`` when there is no range.
         pointed: The block under the mouse; ``None`` when it is elsewhere.
         strips_built: How many lines were drawn so far; an unchanged frame adds none.
     """
@@ -211,7 +67,16 @@ class BlockMap(Moving, can_focus=True):
         self.pointed: BlockRef | None = None
         self.message = "starting engine…"
         self.strips_built = 0
+        self.mode: shades.Mode = "references"
+        self.watch: Watch = "moves"
+        self.marked: BlockRef | None = None
         self._painter = Painter(look)
+        self._snapshot: Snapshot | None = None
+        self._shades: dict[Tier, shades.Shades] = {}
+        self._changes: dict[Tier, Changes] = {"device": Changes(), "host": Changes()}
+        self._now_s = 0.0
+        self._next_event = 0
+        self._dragged_from: BlockRef | None = None
         self._tiers: dict[Tier, TierView] = {}
         self._table: NDArray[np.int64] | None = None
         self._chosen = ""
@@ -238,12 +103,77 @@ class BlockMap(Moving, can_focus=True):
         for tier in ("device", "host"):
             if tiers.get(tier) is not self._tiers.get(tier):
                 self._groups.pop(tier, None)
+                self._shades.pop(tier, None)
         self._tiers = tiers
+        self._note_changes(view)
         self._table = view.focus_table if chosen else None
         self._chosen = chosen
         if view.snapshot is not None and not self._tiers:
             self.message = "this source gives no block map"
         self.redraw()
+
+    def _note_changes(self, view: View) -> None:
+        if view.snapshot is None or view.read_at_s is None:
+            return
+        self._now_s = view.read_at_s
+        if self._snapshot is not view.snapshot:
+            self._snapshot = view.snapshot
+            self._shades.clear()
+            if self.mode not in ("references", "state"):
+                self._groups = {}
+        marks = self.watch == "all" or (self.watch == "moves" and have_moved(view.events, self._next_event))
+        for tier, shown in self._tiers.items():
+            self._changes[tier].note(shown.arrays, self._now_s, marks=marks)
+        if view.events:
+            self._next_event = view.events[-1].number + 1
+
+    def set_mode(self, mode: shades.Mode) -> None:
+        """Colour by something else."""
+        self.mode = mode
+        self._painter = Painter(self.look, mode)
+        self._forget_cells()
+
+    def set_watch(self, watch: Watch) -> None:
+        """Mark other changes."""
+        self.watch = watch
+        for changes in self._changes.values():
+            changes.forget()
+        self.redraw()
+
+    def set_look(self, look: Look) -> None:
+        """Draw in other colours."""
+        self.look = look
+        self._painter = Painter(look, self.mode)
+        self._forget_cells()
+
+    def _forget_cells(self) -> None:
+        self._groups, self._shades, self._frame = {}, {}, []
+        self._drawn_for = (0, 0)
+        self.redraw()
+
+    def mark(self, block: BlockRef | None) -> None:
+        """Begin a range of blocks, which goes to wherever the cursor is; ``None`` ends it."""
+        self.marked = block
+        self.redraw()
+        self.post_message(self.Pointed())
+
+    @property
+    def range(self) -> tuple[Tier, int, int] | None:
+        """The tier, first and last block of the range; ``None`` when there is none."""
+        if self.marked is None or self.marked.tier != self.cursor.tier:
+            return None
+        low, high = sorted((self.marked.block_id, self.cursor.block_id))
+        if self._scale.per_cell > 1:  # to the end of the cell under the cursor
+            high = min(high // self._scale.per_cell * self._scale.per_cell + self._scale.per_cell, self._end()) - 1
+        return self.cursor.tier, low, high
+
+    def _end(self) -> int:
+        return next((p.num_blocks for p in self._parts if p.tier == self.cursor.tier), 1)
+
+    def zoom_steps(self) -> tuple[cells.Zoom, ...]:
+        """Return the scales from the whole pool to one block a cell."""
+        width, height = self.size
+        return cells.zooms(self._choose_scale("fit", width, height), self.look.glyphs_only)
 
     def say(self, message: str) -> None:
         """Show ``message`` instead of a map that is not there."""
@@ -302,13 +232,7 @@ class BlockMap(Moving, can_focus=True):
             self.refresh(*regions)
 
     def _lay_out(self, width: int, height: int) -> None:
-        sizes = tuple(tier.arrays.num_blocks for tier in self._tiers.values())
-        digits = len(str(max(sizes, default=1) - 1))
-        self._gutter = digits + 2
-        columns = width - self._gutter - 1
-        columns -= columns % 8 if columns >= 32 else 0
-        body = height - 2 - max(0, len(sizes) - 1)
-        scale = cells.choose_scale(sizes, columns, body, self.zoom, self.look.glyphs_only)
+        scale = self._choose_scale(self.zoom, width, height)
         if scale.per_cell != self._scale.per_cell:
             self._groups = {}
         self._scale = scale
@@ -321,6 +245,15 @@ class BlockMap(Moving, can_focus=True):
         if parts:
             self._keep_cursor_inside()
             self._top = self._scrolled(first - 1, height - 2)
+
+    def _choose_scale(self, zoom: cells.Zoom, width: int, height: int) -> cells.Scale:
+        sizes = tuple(tier.arrays.num_blocks for tier in self._tiers.values())
+        digits = len(str(max(sizes, default=1) - 1))
+        self._gutter = digits + 2
+        columns = width - self._gutter - 1
+        columns -= columns % 8 if columns >= 32 else 0
+        body = height - 2 - max(0, len(sizes) - 1)
+        return cells.choose_scale(sizes, columns, body, zoom, self.look.glyphs_only)
 
     def _keep_cursor_inside(self) -> None:
         part = next((p for p in self._parts if p.tier == self.cursor.tier), self._parts[0])
@@ -366,21 +299,47 @@ class BlockMap(Moving, can_focus=True):
         scale, arrays = self._scale, self._tiers[part.tier].arrays
         first, last = first_row * scale.columns, last_row * scale.columns
         num_cells = -(-part.num_blocks // scale.per_cell)
-        if scale.per_cell == 1:
-            codes = cells.block_codes(arrays, first, min(last, part.num_blocks))
-        else:
-            if part.tier not in self._groups:
-                self._groups[part.tier] = cells.group_codes(arrays, scale.per_cell)
-            codes = self._groups[part.tier][first : min(last, num_cells)]
-        if self._table is not None:
-            table = self._table if part.tier == "device" else self._table[:0]
+        codes = self._codes(part, first, min(last, part.num_blocks if scale.per_cell == 1 else num_cells))
+        written = None
+        if self.mode != "references" and scale.per_cell == 1 and not scale.halves:
+            written = cells.block_codes(arrays, first, min(last, part.num_blocks))
+        table = self._lit(part.tier)
+        if table is not None:
             codes = cells.mark_selected(codes, table, scale.per_cell, first * scale.per_cell)
+        flashing = self._changes[part.tier].marked(self._now_s) // scale.per_cell - first
+        if len(flashing):
+            codes[flashing[(flashing >= 0) & (flashing < len(codes))]] |= cells.FLASH
         grid = np.full(last - first, cells.EMPTY, np.uint32)
         grid[: len(codes)] = codes
+        if written is not None:
+            grid[: len(codes)] |= written.astype(np.uint32) << GLYPH_SHIFT
         at = self.cursor.block_id // scale.per_cell - first
         if part.tier == self.cursor.tier and 0 <= at < len(codes):
-            grid[at] = _CURSOR if scale.halves else grid[at] | _HERE
+            grid[at] = CURSOR if scale.halves else grid[at] | HERE
         return grid.reshape(-1, scale.columns)
+
+    def _codes(self, part: _Part, first: int, last: int) -> cells.Codes:
+        """Return the codes of some cells of one tier, free to be written to. [last - first]"""
+        arrays, per_cell, tier = self._tiers[part.tier].arrays, self._scale.per_cell, part.tier
+        if self.mode == "references" and per_cell == 1:
+            return cells.block_codes(arrays, first, last)
+        if self.mode not in ("references", "state") and tier not in self._shades and self._snapshot is not None:
+            self._shades[tier] = shades.shades(self.mode, arrays, shades.facts_of(self._snapshot))
+        made = self._shades.get(tier) or shades.NONE
+        if per_cell == 1:
+            return shades.block_codes(self.mode, arrays, made, first, last)
+        if tier not in self._groups:
+            self._groups[tier] = shades.group_codes(self.mode, arrays, made, per_cell)
+        return self._groups[tier][first:last].copy()
+
+    def _lit(self, tier: Tier) -> NDArray[np.int64] | None:
+        """Return the blocks of a tier that are lit, the others being dimmed; ``None`` when nothing is lit."""
+        chosen = self.range
+        if chosen is not None:
+            return np.arange(chosen[1], chosen[2] + 1) if chosen[0] == tier else np.empty(0, np.int64)
+        if self._table is None:
+            return None
+        return self._table if tier == "device" else self._table[:0]
 
     # How it looks ---------------------------------------------------------------------------------------------------
 
@@ -402,7 +361,10 @@ class BlockMap(Moving, can_focus=True):
     def _title(self, tier: str, width: int) -> Text:
         view = self._tiers.get(tier)  # type: ignore[call-overload]
         notes = []
-        if tier == "device" and self._chosen:
+        chosen = self.range
+        if chosen is not None and chosen[0] == tier:
+            notes.append(f"{fmt.blocks(chosen[2] - chosen[1] + 1)} marked: {chosen[1]}-{chosen[2]}")
+        elif tier == "device" and self._chosen:
             held = fmt.UNKNOWN if self._table is None else fmt.count(len(self._table))
             notes.append(f"{self._chosen}: {held} blocks lit")
         elif view is not None:
@@ -410,6 +372,8 @@ class BlockMap(Moving, can_focus=True):
             notes.append(f"{fmt.percent(view.numbers.usage_ratio)} used")
         if tier == "device":
             notes.append(self._scale_note())
+            if self.mode != "references":
+                notes.append(f"by {self.mode}")
         key = "1" if tier == "device" else ""
         name = "Device" if tier == "device" else "Host"
         return rule(self.look, width, name, notes, key=key, focused=self.has_focus and self.cursor.tier == tier)
@@ -418,33 +382,9 @@ class BlockMap(Moving, can_focus=True):
         cell = "half a cell" if self._scale.halves else "a cell"
         return f"{cell} = {fmt.blocks(self._scale.per_cell)}"
 
-    def _legend(self, width: int) -> Text:
-        halves, dim = self._scale.halves, self.look.style("dim")
-        text = line(" ")
-        self._add_entry(text, cells.FREE, "free")
-        self._add_entry(text, cells.CACHED, "cached")
-        if self._scale.per_cell > 1 and not halves:
-            text.append(f"{_MIXTURE_GLYPHS} held, by quarters ", dim)
-        elif halves:
-            text.append("held by ", dim)
-            for start, name in zip(cells.LEVEL_STARTS, cells.LEVEL_NAMES, strict=True):
-                self._add_entry(text, cells.ACTIVE + start - 1, name)
-        else:
-            for start in cells.LEVEL_STARTS:
-                text.append(*self._painter.swatch(cells.ACTIVE + min(start, 10) - 1, halves))
-            text.append("+ holders ", dim)
-        for code, name in ((cells.PINNED, "pinned"), (cells.FENCED, "copying"), (cells.RESERVED, "reserved")):
-            if text.cell_len + len(name) + 3 <= width:
-                self._add_entry(text, code, name)
-        return text
-
-    def _add_entry(self, text: Text, code: int, name: str) -> None:
-        text.append(*self._painter.swatch(code, self._scale.halves))
-        text.append(f" {name} ", self.look.style("dim"))
-
     def _frame_changes(self, width: int, height: int) -> list[Region]:
         """Bring title, host title and legend up to date; return where they changed."""
-        frame = [self._title("device", width), self._legend(width)]
+        frame = [self._title("device", width), legend(self._painter, self._scale, width)]
         regions = []
         if frame != self._frame:
             self._frame = frame
@@ -536,9 +476,23 @@ class BlockMap(Moving, can_focus=True):
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         pointed = self.block_at(event.x, event.y)
+        if self._dragged_from is not None and pointed is not None and pointed != self.cursor:
+            if self.marked is None:
+                self.marked = self._dragged_from
+            self.put_cursor(pointed)
+            return
         if pointed != self.pointed:
             self.pointed = pointed
             self.post_message(self.Pointed())
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._dragged_from = self.block_at(event.x, event.y)
+        if self._dragged_from is not None:
+            self.capture_mouse()
+
+    def on_mouse_up(self) -> None:
+        self._dragged_from = None
+        self.release_mouse()
 
     def on_leave(self) -> None:
         self.pointed = None
@@ -546,8 +500,9 @@ class BlockMap(Moving, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         block = self.block_at(event.x, event.y)
-        if block is None:
+        if block is None or (self.marked is not None and block == self.cursor):  # the second: a drag has ended here
             return
+        self.marked = None
         below = BlockRef(block.tier, block.block_id + self._scale.columns * self._scale.per_cell)
         part = next(p for p in self._parts if p.tier == block.tier)
         if self._scale.halves and block == self.cursor and below.block_id < part.num_blocks:

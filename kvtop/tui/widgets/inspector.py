@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.text import Text
 
-from allocator.ids import NO_ROW, BlockFlag, BlockState
+from allocator.ids import NO_ROW, BlockFlag, BlockState, Tier
 from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model import format as fmt
 from kvtop.model.view import View, is_attached
@@ -38,6 +38,47 @@ class BlockFacts:
     last_use: str
     slab: str
     flags: str
+
+    def as_text(self) -> str:
+        """Return the facts as lines to be copied."""
+        pairs = (
+            ("block", self.name),
+            ("slab", self.slab),
+            ("state", self.state),
+            ("ref_count", self.ref_count),
+            ("held by", self.holders),
+            ("hash", self.key),
+            ("filled", self.fill),
+            ("last use", self.last_use),
+            ("flags", self.flags),
+        )
+        return "\n".join(f"{label}: {value}" for label, value in pairs)
+
+
+def range_facts(view: View, tier: Tier, low: int, high: int) -> list[tuple[str, str]]:
+    """Return what is known of the blocks from ``low`` to ``high`` together, as (label, words)."""
+    shown = view.device if tier == "device" else view.host
+    if shown is None or view.snapshot is None:
+        return []
+    part = slice(low, high + 1)
+    arrays = shown.arrays
+    states, refs = arrays.state[part], arrays.ref_count[part]
+    counts = [(state, int(np.count_nonzero(states == state))) for state in BlockState]
+    words = ", ".join(f"{fmt.count(n)} {state.name.lower()}" for state, n in counts if n)
+    rows = {int(row) for row in np.unique(arrays.owner[part]) if row != NO_ROW}
+    owners = [str(s.seq_id) for s in view.snapshot.sequences if s.row in rows] if tier == "device" else []
+    more = f" +{len(owners) - _HOLDERS_SHOWN}" if len(owners) > _HOLDERS_SHOWN else ""
+    held = int(np.count_nonzero(states == BlockState.ACTIVE))
+    slots = held * view.snapshot.block_size
+    filled = int(arrays.fill[part][states == BlockState.ACTIVE].sum(dtype=np.int64))
+    size = fmt.size((high - low + 1) * view.snapshot.block_bytes) if view.snapshot.block_bytes else fmt.UNKNOWN
+    return [
+        ("blocks", f"{tier} {low}-{high} ({fmt.count(high - low + 1)}, {size})"),
+        ("states", words),
+        ("shared", f"{fmt.count(int(np.count_nonzero(refs >= 2)))}, most holders {int(refs.max(initial=0))}"),
+        ("owners", (" ".join(owners[:_HOLDERS_SHOWN]) + more) or fmt.UNKNOWN),
+        ("filled", fmt.percent(filled / slots) if slots else fmt.UNKNOWN),
+    ]
 
 
 def block_facts(view: View, block: BlockRef) -> BlockFacts | None:
@@ -110,17 +151,23 @@ class Inspector(Lines):
         self._view: View | None = None
         self._block = BlockRef("device", 0)
         self._chosen: int | None = None
+        self._marked: tuple[Tier, int, int] | None = None
 
-    def show(self, view: View, block: BlockRef, chosen: int | None) -> None:
-        """Draw what a view knows of a block and of the selected sequence."""
-        self._view, self._block, self._chosen = view, block, chosen
+    def show(
+        self, view: View, block: BlockRef, chosen: int | None, marked: tuple[Tier, int, int] | None = None
+    ) -> None:
+        """Draw what a view knows of a block, or of the marked range, and of the selected sequence."""
+        self._view, self._block, self._chosen, self._marked = view, block, chosen, marked
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
         look = self.look
         lines = [rule(look, width, "Inspector")]
         facts = block_facts(self._view, self._block) if self._view else None
-        if facts is None:
+        if self._marked is not None and self._view is not None:
+            lines += [self._entry(label, value, width) for label, value in range_facts(self._view, *self._marked)]
+            lines += [line()] * 2
+        elif facts is None:
             lines.append(line((" no block", look.style("dim"))))
         else:
             for label, value in (
@@ -193,14 +240,18 @@ class InspectorLine(Lines):
     def __init__(self, look: Look, *, id: str | None = None) -> None:
         super().__init__(look, id=id)
         self._facts: BlockFacts | None = None
+        self._range = ""
 
-    def show(self, view: View, block: BlockRef) -> None:
-        """Draw what a view knows of a block."""
+    def show(self, view: View, block: BlockRef, marked: tuple[Tier, int, int] | None = None) -> None:
+        """Draw what a view knows of a block, or of the marked range."""
         self._facts = block_facts(view, block)
+        self._range = "" if marked is None else "  ".join(f"{k} {v}" for k, v in range_facts(view, *marked))
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
         facts, look = self._facts, self.look
+        if self._range:
+            return [line((fit(f" {self._range}", width).rstrip(), look.style("text")))]
         if facts is None:
             return [line()]
         text = line((f" {facts.name}", look.style("value")))

@@ -105,6 +105,14 @@ class Sequences(Pane):
             text.stylize(look.style("row-focus" if self.has_focus else "row"))
         return text
 
+    def row_text(self) -> str:
+        """Return the row under the cursor as lines to be copied."""
+        index = self._index()
+        if index is None:
+            return ""
+        row = self._rows[index]
+        return "\n".join(f"{name}: {getattr(row, name)}" for name in row.__struct_fields__)
+
     def _index(self) -> int | None:
         return next((i for i, row in enumerate(self._rows) if row.seq_id == self.cursor), None)
 
