@@ -34,6 +34,7 @@ from allocator.faults import FaultInjector
 from allocator.faulty_storage import FaultyStorage
 from allocator.geometry import find_geometry
 from allocator.ids import IdArray, SeqId, Status, Tier
+from allocator.locks import CountedLock, SequenceLocks
 from allocator.manager import BlockManager, Extension
 from allocator.measures import Measures
 from allocator.pipeline import Pipeline
@@ -41,12 +42,7 @@ from allocator.plans import Outcome, Plan
 from allocator.scheduler import Scheduler
 from allocator.scripts import Deadlines, ForkAt, Script, patience_steps, token_acts
 from allocator.sequence import Sequence
-from allocator.snapshot import (
-    MAX_SEQUENCES,
-    Counters,
-    SequenceRow,
-    Snapshot,
-)
+from allocator.snapshot import MAX_SEQUENCES, Counters, LockNumbers, SequenceRow, Snapshot
 from allocator.storage import NoStorage, Storage
 from allocator.thrash import ThrashGuard
 from allocator.timings import Stopwatch, Timings
@@ -995,6 +991,8 @@ class Engine:
             facts=self.measures.facts.facts(self._longest_wait()),
             reuse=self.measures.predictions(is_final=phase != "running"),
             verified=None if self.compute is None else self.compute.verified,
+            copies=self.copies.numbers(),
+            locks=tuple(_lock_numbers(lock) for lock in (manager.sequences, manager.lock)),
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -1094,12 +1092,21 @@ class Engine:
             pairs = [(int(by_row[int(rows[i])].seq_id), int(position[i])) for i in at[:limit].tolist()]
             return tuple(pairs), len(at)
 
+    def next_victims(self, limit: int) -> tuple[int, ...]:
+        """Return the cached device blocks that would be evicted next, the first ``limit`` of them."""
+        with self.manager.lock:
+            return tuple(self.manager.device.eviction_order()[:limit].tolist())
+
     def close(self) -> None:
         """End attached programs' sequences, let stuck copies go, end the thread that copies, give all storage back."""
         self.clients.close()
         self.faults.release()
         self.copies.close()
         self.manager.storage.close()
+
+
+def _lock_numbers(lock: CountedLock | SequenceLocks) -> LockNumbers:
+    return LockNumbers(lock.layer, lock.acquisitions, lock.contended, lock.wait_s, lock.longest_wait_s)
 
 
 def _make_storage(config: EngineConfig) -> Storage:

@@ -16,6 +16,7 @@ from allocator.config import STEP_S
 from allocator.errors import StorageError
 from allocator.executor import CopyTicket, Executor
 from allocator.manager import BlockManager
+from allocator.snapshot import CopyNumbers
 from allocator.transfers import Transfer, TransferKind
 
 #: Longest wait for a copy that is due, in one turn: whoever owns the engine has others to answer. [s]
@@ -83,6 +84,22 @@ class Pipeline:
     def pending_blocks(self) -> int:
         """Device blocks that copies under way will make allocatable."""
         return sum(copy.transfer.frees for copy in self._under_way)
+
+    def numbers(self) -> CopyNumbers:
+        """Return what observers are told."""
+        executor = self.executor
+        return CopyNumbers(
+            mode=executor.mode,
+            in_flight=len(self._under_way),
+            capacity=executor.capacity,
+            pending_blocks=self.pending_blocks,
+            submitted=executor.num_submitted,
+            refused=executor.num_refused,
+            busy_s=executor.busy_s,
+            wait_s=executor.wait_s,
+            late_s=self.late_s,
+            model_gb_per_s=self._bytes_per_s / 1e9,
+        )
 
     def count(self, kind: TransferKind) -> int:
         """Return how many copies of a kind are under way."""

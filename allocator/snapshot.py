@@ -160,6 +160,51 @@ class Verified(msgspec.Struct, frozen=True):
     max_difference: float
 
 
+class CopyNumbers(msgspec.Struct, frozen=True):
+    """Copies of blocks, of all kinds. Seconds are real ones.
+
+    Attributes:
+        mode: ``thread`` or ``inline``.
+        in_flight: Copies submitted and not yet committed.
+        capacity: Copies that may be in flight at once.
+        pending_blocks: Device blocks that come free with those in flight.
+        submitted: Copies so far.
+        refused: Times there was no slot.
+        busy_s: Time spent copying. [s]
+        wait_s: Time the engine waited for copies. [s]
+        late_s: How long a copy that was due has been waited for; ``None`` when none is late. [s]
+        model_gb_per_s: Speed of copies in virtual time. [GB/s]
+    """
+
+    mode: str
+    in_flight: int
+    capacity: int
+    pending_blocks: int
+    submitted: int
+    refused: int
+    busy_s: float
+    wait_s: float
+    late_s: float | None
+    model_gb_per_s: float
+
+
+class LockNumbers(msgspec.Struct, frozen=True):
+    """One layer of locks.
+
+    Attributes:
+        layer: Its name.
+        acquisitions: Times it was taken.
+        contended: Of these, times somebody had to wait.
+        wait_s, longest_wait_s: Time spent waiting, in all and at most. [s]
+    """
+
+    layer: str
+    acquisitions: int
+    contended: int
+    wait_s: float
+    longest_wait_s: float
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The engine at a step boundary; block arrays travel beside it, through the block map.
 
@@ -184,6 +229,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         reuse: Hits predicted at other pool sizes; ``None`` where they are not followed. While the engine runs they may
             be a hundredth of the queries behind.
         verified: What was verified; ``None`` when nothing is.
+        copies: Copies of blocks; ``None`` where they are not known.
+        locks: Layers of locks, outermost first; ``None`` where they are not known.
         notes: Things a user should know that are not events, such as a host tier below half the pool.
         compactions: The latest compactions, oldest first, at most ``MAX_COMPACTIONS``.
         running_limit: Sequences that may run at once on account of thrash; ``None`` is no such limit.
@@ -223,6 +270,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     facts: WorkloadFacts = WorkloadFacts()
     reuse: ReuseSummary | None = None
     verified: Verified | None = None
+    copies: CopyNumbers | None = None
+    locks: tuple[LockNumbers, ...] | None = None
 
 
 #: Rows of the sequences table carried at most; the counts are always of all.

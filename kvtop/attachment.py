@@ -31,16 +31,17 @@ class Attachment:
         self._poll_lock = threading.Lock()
         self._focus_seq: int | None = None
         self._focus_block: int | None = None
+        self._num_victims = 0
         self._next_event = 0
 
-    def look_at(self, *, seq_id: int | None, block_id: int | None) -> None:
-        """Ask for one sequence's block table and one block's holders from the next reading on."""
-        self._focus_seq, self._focus_block = seq_id, block_id
+    def look_at(self, *, seq_id: int | None, block_id: int | None, num_victims: int = 0) -> None:
+        """Ask for a sequence's block table, a block's holders and the next victims from the next reading on."""
+        self._focus_seq, self._focus_block, self._num_victims = seq_id, block_id, num_victims
 
     def poll(self, timeout_s: float = 2.0) -> View:
         """Read once and fold the reading into ``view``; a failure keeps the last facts, with the reason."""
         with self._poll_lock:
-            focus = Focus(self._focus_seq, self._focus_block, self._next_event)
+            focus = Focus(self._focus_seq, self._focus_block, self._next_event, self._num_victims)
             try:
                 observation = self.source.read(focus, timeout_s)
                 before = self.view.snapshot

@@ -316,6 +316,25 @@ _BOUND_OPTIONS: Final = (
 )
 
 
+#: As in ``kvtop.tui.themes.THEMES``, which is not imported for help alone.
+THEME_NAMES: Final = ("dark", "light", "contrast", "colour-blind")
+
+_CONSOLE_OPTIONS: Final = (
+    _option("--theme", type=_one_of(*THEME_NAMES), metavar="NAME", help=f"Colours: {', '.join(THEME_NAMES)} (dark)."),
+    _option("--ascii", "ascii_only", is_flag=True, help="Write ASCII characters only."),
+    _option(
+        "--refresh",
+        "refresh_s",
+        type=_real(0.02, 60, "a number of seconds from 0.02 to 60"),
+        metavar="S",
+        help="Seconds between two readings (0.1; with --plain 2).",
+    ),
+    _option("--plain", is_flag=True, help="Print lines of text instead of a screen, for pipes and screen readers."),
+    click.option(
+        "--once", is_flag=True, help="With --plain: print one reading, --refresh seconds after the start, and end."
+    ),
+)
+
 _BENCH_OPTIONS: Final = (
     click.option("--rounds", type=_whole(1, 100), metavar="N", default="3", help="Times everything is measured (3)."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
@@ -373,10 +392,11 @@ def with_file(ctx: click.Context) -> click.Context:
 )
 @_with(_ENGINE_OPTIONS)
 @_with(_BOUND_OPTIONS[:1])
+@_with(_CONSOLE_OPTIONS)
 @click.option("--in-process", is_flag=True, help="Run the engine in the console's own process, for tests.")
 @click.version_option(kvtop.__version__, "--version", prog_name="kvtop", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
+def cli(ctx: click.Context, /, in_process: bool, plain: bool, once: bool, **params: Any) -> int:
     """See a paged KV cache live, block by block, and act on it.
 
     Without a command: the console on the embedded engine.
@@ -388,12 +408,31 @@ def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
                     f"{param.opts[0]}: options go after the command: kvtop {ctx.invoked_subcommand} {param.opts[0]} …"
                 )
         return EXIT_OK
+    if once and not plain:
+        raise UserError("--once: only together with --plain")
+    if plain:
+        for name, option in (("theme", "--theme"), ("ascii_only", "--ascii"), ("metrics_port", "--metrics-port")):
+            if params[name] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise UserError(f"{option}: not together with --plain")
+        from kvtop.console import run_plain
+
+        return run_plain(
+            engine_options(ctx, params, speed=1.0),
+            max_steps=params["steps"],
+            in_process=in_process,
+            publish=params["publish"],
+            every_s=params["refresh_s"] or 2.0,
+            once=once,
+        )
     from kvtop.console import run_console
 
     ctx = with_file(ctx)
     params = {**params, **ctx.params}
     return run_console(
         engine_options(ctx, params, speed=1.0),
+        theme=params["theme"] or THEME_NAMES[0],
+        ascii_only=params["ascii_only"],
+        refresh_hz=1 / (params["refresh_s"] or 0.1),
         publish=params["publish"],
         max_steps=params["steps"],
         metrics=_metrics(params),

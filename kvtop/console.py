@@ -17,7 +17,7 @@ import msgspec
 
 from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine, check_options
-from kvtop.errors import SourceError, UserError
+from kvtop.errors import EXIT_INTERRUPTED, SourceError, UserError
 from kvtop.model.view import View
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ def run_console(
     in_process: bool,
     publish: str | None = None,
     record: RecordOrder | None = None,
+    theme: str = "dark",
+    ascii_only: bool = False,
+    refresh_hz: float = 10.0,
 ) -> int:
     """Open the console on an embedded engine and return its exit code once it is closed.
 
@@ -54,6 +57,9 @@ def run_console(
         in_process: Run the engine in this process instead of a child.
         publish: The name by which programs may attach meanwhile.
         record: The recording to write meanwhile; an engine that is restarted gets a file of its own beside it.
+        theme: Its colours.
+        ascii_only: Write ASCII characters only.
+        refresh_hz: Readings a second.
 
     Raises:
         UserError: There is no terminal to draw on, an option is wrong, or the port is taken.
@@ -75,7 +81,9 @@ def run_console(
 
             exporter = start_exporter(session.view, metrics)
             say(f"metrics on {exporter.url}")
-        app = KvtopApp(session.connect, restart=session.connect)
+        app = KvtopApp(
+            session.connect, restart=session.connect, refresh_hz=refresh_hz, theme=theme, ascii_only=ascii_only
+        )
         app.run()
         return app.return_code or 0
     finally:
@@ -117,6 +125,32 @@ def run_attached(targets: Sequence[str], options: AttachOptions) -> int:
         for attachment in (*first, app.attachment):
             if attachment is not None:
                 attachment.close()
+
+
+def run_plain(
+    options: EngineOptions,
+    *,
+    max_steps: int | None,
+    in_process: bool,
+    publish: str | None,
+    every_s: float,
+    once: bool,
+) -> int:
+    """Print the embedded engine's view as lines of text, every ``every_s`` or once, and return the exit code.
+
+    Raises:
+        KvtopError: An option is wrong, or the engine could not be started.
+    """
+    check_options(options)
+    from kvtop.plain import print_views
+
+    session = Session(options, max_steps=max_steps, in_process=in_process, publish=publish)
+    try:
+        return print_views(session.connect(), every_s=every_s, once=once)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        session.close()
 
 
 def require_terminal(

@@ -25,7 +25,7 @@ from allocator.ids import IdArray, Tier
 from allocator.plans import Outcome, Plan
 from allocator.snapshot import Counters, Snapshot
 from kvtop.errors import SourceError
-from kvtop.model.observation import BlockHolders, Focus, Observation
+from kvtop.model.observation import MAX_VICTIMS, BlockHolders, Focus, Observation
 
 #: Seconds between two publications, at least; more where one takes long, so that they take no more than this share of
 #: the engine's time, up to a bound that keeps the screen moving.
@@ -90,6 +90,8 @@ class SteppedEngine(Protocol):
     def table(self, seq_id: int) -> IdArray | None: ...
 
     def holders(self, block_id: int, limit: int = 64) -> tuple[tuple[tuple[int, int], ...], int]: ...
+
+    def next_victims(self, limit: int) -> tuple[int, ...]: ...
 
 
 class MapWriter(Protocol):
@@ -584,7 +586,8 @@ class EngineRunner:
         if focus.block_id is not None and 0 <= focus.block_id < (engine.pool_size("device") or 0):
             holders, total = engine.holders(focus.block_id)
             block = BlockHolders(focus.block_id, holders, total)
-        return Observation(snapshot, device, host, table, block)
+        victims = engine.next_victims(min(focus.num_victims, MAX_VICTIMS)) if focus.num_victims > 0 else None
+        return Observation(snapshot, device, host, table, block, victims)
 
     def _snapshot(self, next_event: int) -> Snapshot:
         snapshot = self.engine.snapshot(

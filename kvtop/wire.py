@@ -106,6 +106,7 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
     snapshot: Snapshot
     focus_table: bytes | None
     focus_block: BlockHolders | None
+    next_victims: tuple[int, ...] | None = None
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):

@@ -101,6 +101,9 @@ class FakeEngine:
         self.events.append(Event(number=number, step=self.step, kind="command", text=command_name(command)))
         return Outcome(ok=True, message=f"did {command_name(command)}", moved_blocks=3)
 
+    def next_victims(self, limit: int) -> tuple[int, ...]:
+        return tuple(range(self.num_blocks))[:limit]
+
     def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
         return Snapshot(
             step=self.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -12,6 +13,9 @@ from allocator.block_map import BlockArrays
 from allocator.snapshot import Snapshot
 from kvtop.model.remote import RemoteFacts
 
+#: Victims that one reading tells, at most.
+MAX_VICTIMS: Final = 64
+
 
 class Focus(msgspec.Struct, frozen=True):
     """What the reader wants in detail, besides the whole.
@@ -20,11 +24,13 @@ class Focus(msgspec.Struct, frozen=True):
         seq_id: A sequence whose block table is wanted.
         block_id: A device block whose holders are wanted.
         next_event: Number of the first event not yet seen.
+        num_victims: How many of the next blocks to be evicted are wanted, at most ``MAX_VICTIMS``.
     """
 
     seq_id: int | None = None
     block_id: int | None = None
     next_event: int = 0
+    num_victims: int = 0
 
 
 class BlockHolders(msgspec.Struct, frozen=True):
@@ -51,6 +57,7 @@ class Observation:
         host: Host tier arrays; ``None`` when there is no host tier or it is not offered.
         focus_table: Device block ids of the focused sequence, in token order; ``None`` when not asked or gone.
         focus_block: Holders of the focused block; ``None`` when not asked or not offered.
+        next_victims: Device blocks that would be evicted next, in order; ``None`` when not asked or not offered.
     """
 
     snapshot: Snapshot
@@ -58,6 +65,7 @@ class Observation:
     host: BlockArrays | None
     focus_table: NDArray[np.int64] | None = None
     focus_block: BlockHolders | None = None
+    next_victims: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,6 +54,10 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
                 "evictions": counters.evictions,
                 "preemptions": counters.preemptions_swap + counters.preemptions_recompute,
                 "generated_tokens": counters.generated_tokens,
+                "swap_out_bytes": counters.swap_out_bytes,
+                "swap_in_bytes": counters.swap_in_bytes,
+                "moved_bytes": counters.compaction_moved_bytes,
+                "copy_busy_s": snapshot.copies.busy_s if snapshot.copies else None,
             }
         )
     return replace(
@@ -64,6 +68,7 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
         host=host,
         focus_table=observation.focus_table,
         focus_block=observation.focus_block,
+        next_victims=observation.next_victims,
         events=(*view.events, *snapshot.events, *_new_notes(view, snapshot))[-MAX_EVENTS:],
         history=history,
         hit_ratio=ratio(counters.hit_blocks, counters.query_blocks),

@@ -37,6 +37,7 @@ class View:
         host: Host tier; ``None`` when there is none, or it is unknown.
         focus_table: Block table of the focused sequence, when asked for.
         focus_block: Holders of the focused block, when asked for.
+        next_victims: Device blocks that would be evicted next, in order, when asked for.
         events: The latest events, oldest first, at most ``reduce.MAX_EVENTS``.
         history: Series for sparklines.
         hit_ratio, hit_ratio_window: Hit blocks ÷ queried blocks, lifetime and over the last minute; ``None`` without
@@ -52,6 +53,7 @@ class View:
     host: TierView | None = None
     focus_table: NDArray[np.int64] | None = None
     focus_block: BlockHolders | None = None
+    next_victims: tuple[int, ...] | None = None
     events: tuple[Event, ...] = ()
     history: History = field(default_factory=History)
     hit_ratio: float | None = None

@@ -72,7 +72,7 @@ class LocalSource:
         blocks = self._blocks(seen.snapshot.step)
         self.missing = self._never if blocks.host is not None else {**self._never, "host-tier": NO_HOST_TIER}
         table = table_from_bytes(seen.focus_table)
-        return Observation(seen.snapshot, blocks.device, blocks.host, table, seen.focus_block)
+        return Observation(seen.snapshot, blocks.device, blocks.host, table, seen.focus_block, seen.next_victims)
 
     def close(self) -> None:
         """Let go of the engine; ends it if this console started it. Safe to call twice."""

@@ -55,14 +55,15 @@ from allocator.plans import Outcome, Plan
 from kvtop.attachment import Attachment
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, KvtopError
 from kvtop.model import format as fmt
+from kvtop.model.observation import MAX_VICTIMS
 from kvtop.model.view import View
 from kvtop.recording.framing import Mark
 from kvtop.sources.recorded import RecordedSource
 from kvtop.sources.remote.fleet import Fleet
 from kvtop.tui.actions import Action, action_of, bindings
 from kvtop.tui.background import Background
-from kvtop.tui.look import AsciiFilter, Look, detect_look
-from kvtop.tui.map_actions import MapActions
+from kvtop.tui.look import AsciiFilter, detect_look
+from kvtop.tui.look_actions import LookActions
 from kvtop.tui.messages import BackgroundCrashed, CommandFinished, Connected, ConnectFailed, PlanReady, ViewChanged
 from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.help import HelpScreen
@@ -74,6 +75,7 @@ from kvtop.tui.widgets.inspector import Inspector, InspectorLine, owner_of
 from kvtop.tui.widgets.panes import MIN_HEIGHT, MIN_WIDTH, EventLine, Events, Footer, TooSmall, Trends
 from kvtop.tui.widgets.remote import RemotePane
 from kvtop.tui.widgets.sequences import Sequences
+from kvtop.tui.widgets.stage import Stage, Tabs
 
 #: Seconds between two updates of tables and numbers; the map follows every view.
 _PANES_EVERY_S: Final = 0.25
@@ -112,7 +114,7 @@ _POLICIES: Final[tuple[tuple[str, Policy], ...]] = (
 )
 
 
-class KvtopApp(MapActions):
+class KvtopApp(LookActions):
     """The console on one engine.
 
     Args:
@@ -121,6 +123,7 @@ class KvtopApp(MapActions):
         restart: Gives a new attachment after the engine was lost; ``None`` when that is not on offer.
         again: What the key for that does.
         refresh_hz: Readings a second.
+        theme: Its colours, of ``THEMES``.
         ascii_only: Write ASCII characters only.
         auto_poll: Read by itself; without it, ``poll_once`` takes one step by hand.
         clock: Monotonic seconds, the same as the attachment's.
@@ -132,38 +135,51 @@ class KvtopApp(MapActions):
     BINDINGS: ClassVar[list[BindingType]] = bindings()
     HORIZONTAL_BREAKPOINTS = [(0, "-thin"), (MIN_WIDTH, "-narrow"), (110, "-wide"), (160, "-huge")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (MIN_HEIGHT, "-short"), (32, "-tall")]  # noqa: RUF012
-    CSS = f"""
-    Screen {{ background: {DARK.background}; layout: vertical; overflow: hidden; }}
-    Screen:ansi {{ background: ansi_default; }}
-    ModalScreen {{ background: {DARK.background} 55%; }}
-    ModalScreen:ansi {{ background: transparent; }}
-    #body {{ height: 1fr; }}
-    #left {{ width: 1fr; }}
-    #right {{ width: 46; margin-left: 1; display: none; }}
-    #bottom {{ height: 6; display: none; }}
-    #trends {{ width: 1fr; }}
-    #events {{ width: 1fr; margin-left: 1; }}
-    BlockMap {{ height: 1fr; }}
-    #list {{ display: none; height: 1fr; }}
-    #log {{ display: none; height: 1fr; }}
-    #remote {{ display: none; height: 1fr; }}
-    .-remote #remote {{ display: block; }}
-    .-remote #left > * {{ display: none; }}
-    .-remote #left > #remote {{ display: block; }}
-    .-remote #right, .-remote #events, .-remote InspectorLine {{ display: none !important; }}
-    TooSmall {{ display: none; height: 1fr; }}
-    .-wide #right, .-huge #right {{ display: block; }}
-    .-huge #right {{ width: 42%; }}
-    .-wide.-tall #bottom, .-huge.-tall #bottom {{ display: block; }}
-    .-wide InspectorLine, .-huge InspectorLine {{ display: none; }}
-    .-narrow.-see-sequences #map, .-narrow.-see-events #map {{ display: none; }}
-    .-narrow.-see-sequences #list, .-narrow.-see-events #log {{ display: block; }}
-    .-wide.-short.-see-events #map, .-huge.-short.-see-events #map {{ display: none; }}
-    .-wide.-short.-see-events #log, .-huge.-short.-see-events #log {{ display: block; }}
-    .-thin Header, .-flat Header, .-thin #body, .-flat #body, .-thin #bottom, .-flat #bottom {{ display: none; }}
-    .-thin InspectorLine, .-flat InspectorLine, .-thin EventLine, .-flat EventLine {{ display: none; }}
-    .-thin Footer, .-flat Footer {{ display: none; }}
-    .-thin TooSmall, .-flat TooSmall {{ display: block; }}
+    CSS = """
+    Screen { background: $kv-background; layout: vertical; overflow: hidden; }
+    Screen:ansi { background: ansi_default; }
+    ModalScreen { background: $kv-background 55%; }
+    ModalScreen:ansi { background: transparent; }
+    Prompt { background: transparent; }
+    #body { height: 1fr; }
+    #left { width: 1fr; }
+    #right { width: 46; margin-left: 1; display: none; }
+    #bottom { height: 6; display: none; }
+    #trends { width: 1fr; }
+    #events { width: 1fr; margin-left: 1; }
+    BlockMap { height: 1fr; }
+    #list { display: none; height: 1fr; }
+    #log { display: none; height: 1fr; }
+    #stage { display: none; width: 1fr; }
+    #remote { display: none; height: 1fr; }
+    .-remote #remote { display: block; }
+    .-remote #left > * { display: none; }
+    .-remote #left > #remote { display: block; }
+    .-remote #right, .-remote #events, .-remote InspectorLine { display: none !important; }
+    TooSmall { display: none; height: 1fr; }
+    .-wide #right, .-huge #right { display: block; }
+    .-huge #right { width: 42%; }
+    .-wide.-tall #bottom, .-huge.-tall #bottom { display: block; }
+    .-wide InspectorLine, .-huge InspectorLine { display: none; }
+    .-narrow.-see-sequences #map, .-narrow.-see-events #map { display: none; }
+    .-narrow.-see-sequences #list, .-narrow.-see-events #log { display: block; }
+    .-wide.-short.-see-events #map, .-huge.-short.-see-events #map { display: none; }
+    .-wide.-short.-see-events #log, .-huge.-short.-see-events #log { display: block; }
+    .-see-panel #right, .-see-panel #left { display: none; }
+    .-see-panel #stage { display: block; }
+    .-huge.-see-panel #left { display: block; }
+    .-huge.-see-panel #stage { margin-left: 1; }
+    .-big.-big-map #right, .-big.-big-sequences #left, .-big.-big-sequences #inspector { display: none; }
+    .-big.-big-sequences #right { width: 1fr; margin-left: 0; }
+    .-big.-big-events #body, .-big.-big-events #trends { display: none; }
+    .-tall.-big.-big-map #bottom, .-tall.-big.-big-sequences #bottom { display: none; }
+    .-tall.-big.-big-events #bottom { height: 1fr; }
+    .-big.-big-events #events { margin-left: 0; }
+    .-thin Tabs, .-flat Tabs { display: none; }
+    .-thin Header, .-flat Header, .-thin #body, .-flat #body, .-thin #bottom, .-flat #bottom { display: none; }
+    .-thin InspectorLine, .-flat InspectorLine, .-thin EventLine, .-flat EventLine { display: none; }
+    .-thin Footer, .-flat Footer { display: none; }
+    .-thin TooSmall, .-flat TooSmall { display: block; }
     """
 
     def __init__(
@@ -174,14 +190,15 @@ class KvtopApp(MapActions):
         again: str = "restarts it",
         refresh_hz: float = 10.0,
         ascii_only: bool = False,
+        theme: str = DARK.name,
         auto_poll: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.look: Look = detect_look(ascii_only)
+        self.look = detect_look(ascii_only, theme)
         # Sixteen colours and none are the terminal's own; the framework would turn them into shades of its theme.
         super().__init__(ansi_color=self.look.depth != "rgb")
-        self.attachment: Attachment | None = None
-        self.selected: int | None = None
+        self.attachment = None
+        self.selected = None
         self.clock = clock
         self._connect = connect
         self._restart = restart
@@ -209,6 +226,7 @@ class KvtopApp(MapActions):
     def compose(self) -> ComposeResult:
         look = self.look
         yield Header(look)
+        yield Tabs(look)
         with Horizontal(id="body"):
             with Vertical(id="left"):
                 yield BlockMap(look, id="map")
@@ -218,6 +236,7 @@ class KvtopApp(MapActions):
             with Vertical(id="right"):
                 yield Inspector(look, id="inspector")
                 yield Sequences(look, id="sequences")
+            yield Stage(look, id="stage")
         with Horizontal(id="bottom"):
             yield Trends(look, id="trends")
             yield Events(look, id="events")
@@ -266,6 +285,11 @@ class KvtopApp(MapActions):
     def view(self) -> View:
         """The current view; an empty one before the engine answered."""
         return self.attachment.view if self.attachment else View(source="")
+
+    @property
+    def _shown(self) -> View:
+        """The view that is drawn: the newest, or the one at which the screen is held."""
+        return self.view if self._held is None else self._held
 
     @property
     def main(self) -> BlockMap:
@@ -361,7 +385,7 @@ class KvtopApp(MapActions):
     # Drawing --------------------------------------------------------------------------------------------------------
 
     def _show(self, everything: bool) -> None:
-        view = self.view
+        view = self._shown
         self._forget_gone_sequence(view)
         self._say_new_notes(view)
         self._follow(view)
@@ -373,16 +397,18 @@ class KvtopApp(MapActions):
             self._show_panes()
 
     def _show_header(self) -> None:
-        self._base.query_one(Header).show(self.view, self.clock(), None if self._restart is None else self._again)
+        again = None if self._restart is None else self._again
+        self._base.query_one(Header).show(self._shown, self.clock(), again, self._held is not None)
 
     def _show_panes(self) -> None:
-        view, base = self.view, self._base
+        view, base = self._shown, self._base
         for table in base.query(Sequences):
             table.show(view, self.selected)
         for events in base.query(Events):
             events.show(view)
         base.query_one(RemotePane).show(view)
         base.query_one(Trends).show(view)
+        base.query_one(Stage).show(view, self.asked)
         base.query_one(EventLine).show(view)
         base.query_one(TooSmall).show(view)
         base.query_one(Footer).redraw()
@@ -391,7 +417,7 @@ class KvtopApp(MapActions):
         self._show_inspector()
 
     def _show_inspector(self) -> None:
-        view, block = self.view, self.main.under
+        view, block = self._shown, self.main.under
         self._base.query_one(Inspector).show(view, block, self.selected, self.main.range)
         self._base.query_one(InspectorLine).show(view, block, self.main.range)
 
@@ -424,7 +450,11 @@ class KvtopApp(MapActions):
     def _look_at(self) -> None:
         if self.attachment is not None:
             block = self.main.under
-            self.attachment.look_at(seq_id=self.selected, block_id=block.block_id if block.tier == "device" else None)
+            self.attachment.look_at(
+                seq_id=self.selected,
+                block_id=block.block_id if block.tier == "device" else None,
+                num_victims=MAX_VICTIMS if self.panel == "prefix" else 0,
+            )
 
     def on_sequences_chosen(self, message: Sequences.Chosen) -> None:
         self.choose(message.seq_id)
@@ -448,7 +478,10 @@ class KvtopApp(MapActions):
             self._base.query_one(RemotePane).move(way)
             return
         focused = self.focused
-        target = focused if isinstance(focused, (Sequences, Events)) else self.main
+        if isinstance(focused, Stage) and focused.panel == "history" and way in ("left", "right"):
+            self.action_history("back" if way == "left" else "forward")
+            return
+        target = focused if isinstance(focused, (Sequences, Events, Stage)) else self.main
         target.move(way)
 
     def action_select(self) -> None:
@@ -467,6 +500,12 @@ class KvtopApp(MapActions):
         at = holders.index(self.selected) + 1 if self.selected in holders else 0
         self.choose(holders[at % len(holders)])
 
+    def action_show(self, what: str) -> None:
+        if self.view.remote is None:
+            super().action_show(what)
+        elif what != "map":
+            self.say(f"{what}: {self._missing(what)}")
+
     def _open_server(self, target: str | None) -> None:
         """Show one server of a fleet, or all of them again."""
         source = self.attachment.source if self.attachment else None
@@ -478,33 +517,20 @@ class KvtopApp(MapActions):
         if self.view.remote is not None:
             self._open_server(None)
             return
-        if self._base.has_class("-see-sequences") or self._base.has_class("-see-events"):
+        if self._shrink():
+            return
+        if self.panel != "map":
             self.action_show("map")
+        elif self._held is not None:
+            self.action_hold()
+        elif self._wanted:
+            self.find("")
         elif self.main.marked is not None:
             self.main.mark(None)
         elif self.selected is not None:
             self.choose(None)
         else:
             self.main.focus()
-
-    def action_show(self, what: str) -> None:
-        if self.view.remote is not None:
-            if what != "map":
-                self.say(f"{what}: {self._missing(what)}")
-            return
-        base = self._base
-        base.set_class(what == "sequences", "-see-sequences")
-        base.set_class(what == "events", "-see-events")
-        names = {"map": ("#map",), "sequences": ("#sequences", "#list"), "events": ("#events", "#log")}
-
-        def focus() -> None:
-            for selector in names[what]:
-                widget = base.query_one(selector)
-                if widget.size.height and widget.size.width:
-                    widget.focus()
-                    return
-
-        self.call_after_refresh(focus)
 
     # Commands -------------------------------------------------------------------------------------------------------
 
@@ -552,6 +578,7 @@ class KvtopApp(MapActions):
 
     def on_command_finished(self, message: CommandFinished) -> None:
         outcome = message.outcome
+        self._note_command(message.command, outcome, time.strftime("%H:%M:%S"))
         if outcome.ok:
             took = f" in {fmt.seconds(outcome.seconds)}" if outcome.seconds and outcome.moved_blocks else ""
             self.say(f"{outcome.message}{took}", "good")

@@ -126,8 +126,8 @@ class MapActions(App[None]):
             self.say("range: move the cursor to its end; y copies, P pins, v or Esc ends it")
 
     def action_watch(self) -> None:
-        self.main.set_watch(WATCHES[(WATCHES.index(self.main.watch) + 1) % len(WATCHES)])
-        self.say(f"map: {_WATCH_WORDS[self.main.watch]} flashes for a second")
+        self.main.set_watch(WATCHES[(WATCHES.index(self.main.watching) + 1) % len(WATCHES)])
+        self.say(f"map: {_WATCH_WORDS[self.main.watching]} flashes for a second")
 
     def action_copy(self) -> None:
         what, text = self._selection()

@@ -59,3 +59,11 @@ class BackgroundCrashed(Message):
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
+
+
+class Exported(Message):
+    """An export has ended, well or not."""
+
+    def __init__(self, text: str, ok: bool) -> None:
+        super().__init__()
+        self.text, self.ok = text, ok

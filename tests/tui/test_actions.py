@@ -262,26 +262,6 @@ async def test_action_deselect():
         assert c.app.selected is None
 
 
-async def test_action_show_sequences():
-    async with console(size=(80, 24)) as c:
-        await c.press("2")
-        assert c.app.focused is c.app.query_one("#list")
-        assert "TOKENS" in c.screen_text()
-
-
-async def test_action_show_map():
-    async with console(size=(80, 24)) as c:
-        await c.press("2", "1")
-        assert c.app.focused is c.app.main
-
-
-async def test_action_show_events():
-    async with console(size=(80, 24)) as c:
-        await c.press("3")
-        assert c.app.focused is c.app.query_one("#log")
-        assert "block 311, idle 82 steps" in c.screen_text()
-
-
 # Running ------------------------------------------------------------------------------------------------------------
 
 

@@ -81,7 +81,7 @@ async def test_only_the_line_with_a_changed_block_is_drawn():
 async def test_the_whole_pool_in_glyphs():
     async with console(size=(240, 70)) as c:
         lines = c.screen_text().splitlines()
-        text = "".join(line[6 : 6 + c.app.main.scale.columns] for line in lines[5 : 5 + 7])
+        text = "".join(line[6 : 6 + c.app.main.scale.columns] for line in lines[6 : 6 + 7])
         assert text.startswith("·" * 40 + "2" * 16 + "1" * 16 + "·" * 28 + "o" * 20 + "xxx")
         assert "rrrr" in text
         assert "ssss" in text

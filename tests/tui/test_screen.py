@@ -12,12 +12,12 @@ from tui_fakes import FocusedSource, console, scripted_observation
 
 from allocator.snapshot import Verified
 from kvtop.model import format as fmt
+from kvtop.model.history import hit_ratios
 from kvtop.model.reduce import reduce
 from kvtop.model.view import View
 from kvtop.sources.scripted import block_arrays
 from kvtop.tui.look import AsciiFilter, detect_look
 from kvtop.tui.widgets.lines import fit, printable, rule, spark
-from kvtop.tui.widgets.panes import hit_ratios
 from kvtop.tui.widgets.sequences import Sequences
 
 _ALWAYS = ["RUNNING", "USED", "FRAG", "SWAP", "HIT", "EVICT 12.3k", "PREEMPT 4", "FAIL 2", "? help", "q quit"]

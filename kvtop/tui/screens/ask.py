@@ -31,7 +31,7 @@ class AskNumber(Dialog[Target | None]):
     AskNumber { align: center middle; }
     AskNumber > Vertical {
         width: 46; max-width: 96%; height: auto; padding: 0 1;
-        border: round #2f81a7; background: #161b22;
+        border: round $kv-focus; background: $kv-panel;
     }
     AskNumber:ansi > Vertical { background: ansi_default; border: round ansi_cyan; }
     """

@@ -29,8 +29,8 @@ class HelpScreen(Dialog[None]):
     HelpScreen { align: center middle; }
     HelpScreen > VerticalScroll {
         width: 76; max-width: 96%; height: auto; max-height: 96%; padding: 0 1;
-        border: round #2f81a7; background: #161b22; scrollbar-size-vertical: 1;
-        scrollbar-color: #484f58; scrollbar-background: #161b22;
+        border: round $kv-focus; background: $kv-panel; scrollbar-size-vertical: 1;
+        scrollbar-color: $kv-faint; scrollbar-background: $kv-panel;
     }
     HelpScreen:ansi > VerticalScroll { background: ansi_default; border: round ansi_cyan; }
     """

@@ -65,7 +65,7 @@ class ActionSheet(Dialog[Command | None]):
     ActionSheet { align: center middle; }
     ActionSheet > Vertical {
         width: 72; max-width: 98%; height: auto; max-height: 96%; padding: 0 1;
-        border: round #e3b341; background: #161b22;
+        border: round $kv-warn; background: $kv-panel;
     }
     ActionSheet:ansi > Vertical { background: ansi_default; border: round ansi_yellow; }
     """

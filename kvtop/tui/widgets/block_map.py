@@ -49,7 +49,7 @@ class BlockMap(Moving, can_focus=True):
     Attributes:
         zoom: Which scale was asked for.
         mode: What the colours say.
-        watch: Which changes are marked for a moment.
+        watching: Which changes are marked for a moment.
         cursor: The block that the keys are on.
         marked: Where a range of blocks was begun, up to the cursor; ``None`` when there is no range.
         pointed: The block under the mouse; ``None`` when it is elsewhere.
@@ -68,7 +68,7 @@ class BlockMap(Moving, can_focus=True):
         self.message = "starting engine…"
         self.strips_built = 0
         self.mode: shades.Mode = "references"
-        self.watch: Watch = "moves"
+        self.watching: Watch = "moves"
         self.marked: BlockRef | None = None
         self._painter = Painter(look)
         self._snapshot: Snapshot | None = None
@@ -121,7 +121,7 @@ class BlockMap(Moving, can_focus=True):
             self._shades.clear()
             if self.mode not in ("references", "state"):
                 self._groups = {}
-        marks = self.watch == "all" or (self.watch == "moves" and have_moved(view.events, self._next_event))
+        marks = self.watching == "all" or (self.watching == "moves" and have_moved(view.events, self._next_event))
         for tier, shown in self._tiers.items():
             self._changes[tier].note(shown.arrays, self._now_s, marks=marks)
         if view.events:
@@ -135,7 +135,7 @@ class BlockMap(Moving, can_focus=True):
 
     def set_watch(self, watch: Watch) -> None:
         """Mark other changes."""
-        self.watch = watch
+        self.watching = watch
         for changes in self._changes.values():
             changes.forget()
         self.redraw()

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from allocator.snapshot import Snapshot
 from kvtop.model import format as fmt
-from kvtop.model.history import History
+from kvtop.model.history import per_second
 from kvtop.model.view import View
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Lines, bar, fit, line, printable
@@ -36,10 +36,18 @@ class Header(Lines):
         self._view = View(source=source)
         self._now_s = 0.0
         self._again: str | None = None
+        self._held = False
 
-    def show(self, view: View, now_s: float, again: str | None) -> None:
-        """Draw a view as seen at monotonic time ``now_s``; ``again`` is what ``r`` does once the engine is lost."""
-        self._view, self._now_s, self._again = view, now_s, again
+    def show(self, view: View, now_s: float, again: str | None, held: bool = False) -> None:
+        """Draw a view as seen at monotonic time ``now_s``.
+
+        Args:
+            view: The view.
+            now_s: Monotonic time. [s]
+            again: What ``r`` does once the engine is lost; ``None`` where it does nothing.
+            held: Whether the screen stands still.
+        """
+        self._view, self._now_s, self._again, self._held = view, now_s, again, held
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
@@ -72,7 +80,9 @@ class Header(Lines):
         text.append(f" {printable(phase).upper():<7} ", look.style(_PHASE_BADGES.get(phase, "badge-dim")))
         if faults := snapshot.counters.integrity_faults:
             text.append(f" {fmt.short(faults)} {'FAULT' if faults == 1 else 'FAULTS'} ", look.style("badge-bad"))
-        if age_s is not None and age_s > STALE_AFTER_S:
+        if self._held:
+            text.append(f" HELD {fmt.seconds(age_s)} ", look.style("badge-warn"))
+        elif age_s is not None and age_s > STALE_AFTER_S:
             text.append(f" no news for {fmt.seconds(age_s)} ", look.style("badge-bad"))
         pool = view.device.numbers.total if view.device else None
         self._field(text, "speed" if width >= 100 else "", fmt.speed(snapshot.speed), 5)
@@ -188,15 +198,6 @@ class Header(Lines):
 def bar_of(look: Look, width: int, held: float | None, cached: float | None) -> Text:
     """Return a bar of the held share, and the cached share behind it."""
     return bar(look, width, [(held, "bar"), (cached, "bar-cached")])
-
-
-def per_second(history: History, name: str, points: int = 6) -> float | None:
-    """Return how fast a total of the history rises, over its last few points; ``None`` before there are two."""
-    times, totals = history.get("at_s")[-points:], history.get(name)[-points:]
-    known = [(t, v) for t, v in zip(times, totals, strict=True) if t is not None and v is not None]
-    if len(known) < 2 or known[-1][0] <= known[0][0]:
-        return None
-    return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
 
 
 def load_scale(snapshot: Snapshot) -> str:

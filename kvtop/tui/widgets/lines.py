@@ -26,6 +26,12 @@ class Lines(Widget):
         self._strips: list[Strip] = []
         self._built_for = (0, 0)
 
+    def set_look(self, look: Look) -> None:
+        """Draw in other colours."""
+        self.look = look
+        self._built_for = (0, 0)
+        self.redraw()
+
     def build(self, width: int, height: int) -> list[Text]:
         """Return at most ``height`` lines of at most ``width`` cells."""
         raise NotImplementedError

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rich.text import Text
+from textual import events
+from textual.message import Message
 
 from allocator.events import Event
 from kvtop.model import format as fmt
-from kvtop.model.history import History
+from kvtop.model.history import History, hit_ratios
 from kvtop.model.remote import usage_of
 from kvtop.model.view import View
 from kvtop.tui.actions import ACTIONS, Action
@@ -41,7 +43,7 @@ class Trends(Lines):
 
     def build(self, width: int, height: int) -> list[Text]:
         look, history = self.look, self._history
-        times = [t for t in history.get("at_s") if t is not None]
+        times = [t for t in history.get("at_s")[-max(1, width - 16) :] if t is not None]
         span = fmt.seconds(times[-1] - times[0]) if len(times) > 1 else fmt.UNKNOWN
         lines = [rule(look, width, "Trends", [f"last {span}"])]
         hits = hit_ratios(history)
@@ -57,19 +59,6 @@ class Trends(Lines):
             entry.append(spark(values, max(0, width - entry.cell_len - 1), top), look.style("spark"))
             lines.append(entry)
         return lines
-
-
-def hit_ratios(history: History) -> list[float | None]:
-    """Return the hit ratio between each two points of the history; ``None`` where nothing was asked."""
-    hits, queries = history.get("hit_blocks"), history.get("query_blocks")
-    ratios: list[float | None] = []
-    for i in range(1, len(hits)):
-        if None in (hits[i], hits[i - 1], queries[i], queries[i - 1]):
-            ratios.append(None)
-            continue
-        asked = queries[i] - queries[i - 1]  # type: ignore[operator]
-        ratios.append((hits[i] - hits[i - 1]) / asked if asked else None)  # type: ignore[operator]
-    return ratios
 
 
 def _last(values: tuple[float | None, ...] | list[float | None]) -> float | None:
@@ -89,16 +78,31 @@ class Events(Pane):
 
     def __init__(self, look: Look, *, id: str | None = None) -> None:
         super().__init__(look, id=id)
+        self.wanted = ""
+        self._all: tuple[Event, ...] = ()
         self._events: tuple[Event, ...] = ()
         self._top = 0
 
     def show(self, view: View) -> None:
         """Draw a view's events."""
-        if self._top and self._events and view.events:
+        newest = self._all[-1].number if self._all else -1
+        self._all = view.events
+        self._events = self._matching()
+        if self._top:
             # A reader who scrolled back keeps his place while new events arrive.
-            self._top += max(0, view.events[-1].number - self._events[-1].number)
-        self._events = view.events
+            self._top += sum(1 for e in self._events if e.number > newest)
         self.redraw()
+
+    def find(self, wanted: str) -> None:
+        """Show only events with all these words in their kind or text."""
+        self.wanted = wanted
+        self._events = self._matching()
+        self._top = 0
+        self.redraw()
+
+    def _matching(self) -> tuple[Event, ...]:
+        words = self.wanted.lower().split()
+        return tuple(e for e in self._all if all(w in f"{e.kind} {e.text} {e.step}".lower() for w in words))
 
     def move(self, way: str) -> None:
         """Scroll; left and right do nothing."""
@@ -112,11 +116,13 @@ class Events(Pane):
         room = height - 1
         self._top = max(0, min(self._top, len(self._events) - room))
         newest_first = self._events[::-1]
-        notes = [f"{self._top} newer above"] if self._top else []
+        notes = [f"/{self.wanted}: {len(self._events)} of {len(self._all)}"] if self.wanted else []
+        notes += [f"{self._top} newer above"] if self._top else []
         lines = [rule(self.look, width, "Events", notes, key="3", focused=self.has_focus)]
         lines += [event_line(self.look, e, width) for e in newest_first[self._top : self._top + room]]
         if not self._events:
-            lines.append(line((" no events yet", self.look.style("dim"))))
+            empty = f" no event with {self.wanted}" if self.wanted else " no events yet"
+            lines.append(line((fit(empty, width).rstrip(), self.look.style("dim"))))
         lines += [line()] * (height - len(lines))
         return lines
 
@@ -158,14 +164,23 @@ class Footer(Lines):
 
     DEFAULT_CSS = "Footer { height: 1; }"
 
+    class Clicked(Message):
+        """A key was clicked: do its action."""
+
+        def __init__(self, action: str) -> None:
+            super().__init__()
+            self.action = action
+
     def __init__(self, look: Look, refusal: Callable[[Action], str | None]) -> None:
         super().__init__(look)
         self._refusal = refusal
+        self._places: list[tuple[int, int, str]] = []
 
     def build(self, width: int, height: int) -> list[Text]:
         text = line(" ")
         room = width - 1
         kept = []
+        self._places = []
         here = [a for a in ACTIONS if a.rank and not (a.group == "wind" and self._refusal(a))]
         for action in sorted(here, key=lambda a: a.rank):
             room -= len(action.shown) + len(action.label) + 3
@@ -179,8 +194,15 @@ class Footer(Lines):
 
     def _key(self, text: Text, action: Action) -> None:
         grey = self._refusal(action) is not None
+        start = text.cell_len
+        self._places.append((start, start + len(action.shown) + len(action.label) + 1, action.name))
         text.append(action.shown, self.look.style("faint" if grey else "key"))
         text.append(f" {action.label}  ", self.look.style("faint" if grey else "dim"))
+
+    def on_click(self, event: events.Click) -> None:
+        for start, stop, name in self._places:
+            if start <= event.x < stop:
+                self.post_message(self.Clicked(name))
 
 
 class TooSmall(Lines):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Final
+
 from rich.text import Text
 from textual import events
 from textual.message import Message
 
-from allocator.snapshot import SequenceRow
+from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model import format as fmt
 from kvtop.model.view import View, is_attached
 from kvtop.tui.look import Look
@@ -14,6 +17,18 @@ from kvtop.tui.widgets.lines import Pane, fit, line, rule
 
 _STATUS_STYLES = {"running": "good", "waiting": "warn", "swapped": "label"}
 _SHORT_STATUS = {"running": "run", "waiting": "wait", "swapped": "swap"}
+#: Sort orders: name, heading, key of a row; the first is the order of the engine's queue.
+_ORDERS: Final[tuple[tuple[str, str, Callable[[SequenceRow], float | str]], ...]] = (
+    ("queue", "", lambda row: 0),
+    ("seq", "SEQ", lambda row: row.seq_id),
+    ("status", "ST", lambda row: row.status),
+    ("blocks", "BLK", lambda row: -row.num_blocks),
+    ("shared", "SHR", lambda row: -row.shared_blocks),
+    ("tokens", "TOKENS", lambda row: -row.num_tokens),
+    ("hit", "HIT", lambda row: -row.hit_blocks),
+    ("runs", "RUNS", lambda row: -row.runs),
+)
+ORDERS: Final = tuple(name for name, _, _ in _ORDERS)
 _HEADINGS = f"{'SEQ':>6} {'ST':<4} {'BLK':>5} {'SHR':>5} {'TOKENS':>11} {'HIT':>5} {'RUNS':>4}"
 #: Up to this width there is no column for where a sequence comes from and why it waits.
 _NARROW = 52
@@ -29,9 +44,19 @@ class Sequences(Pane):
             super().__init__()
             self.seq_id = seq_id
 
+    class SortAsked(Message):
+        """A heading was clicked: sort by it."""
+
+        def __init__(self, order: str) -> None:
+            super().__init__()
+            self.order = order
+
     def __init__(self, look: Look, *, id: str | None = None) -> None:
         super().__init__(look, id=id)
         self.cursor: int | None = None
+        self.order, self.inverted = ORDERS[0], False
+        self.wanted = ""
+        self._snapshot: Snapshot | None = None
         self._rows: tuple[SequenceRow, ...] = ()
         self._counts: tuple[str, ...] = ()
         self._chosen: int | None = None
@@ -40,8 +65,7 @@ class Sequences(Pane):
 
     def show(self, view: View, chosen: int | None) -> None:
         """Draw a view's sequences; ``chosen`` is the selected one."""
-        snapshot = view.snapshot
-        self._rows = snapshot.sequences if snapshot else ()
+        snapshot = self._snapshot = view.snapshot
         self._chosen = chosen
         if snapshot:
             self._empty = "no sequences"
@@ -50,6 +74,23 @@ class Sequences(Pane):
                 f"{fmt.short(snapshot.num_waiting)} wait",
                 f"{fmt.short(snapshot.num_swapped)} swap",
             )
+        self._reorder()
+
+    def reorder(self, *, order: str | None = None, inverted: bool | None = None, wanted: str | None = None) -> None:
+        """Sort by another order of ``ORDERS``, the other way round, or show only rows with some words."""
+        self.order = self.order if order is None else order
+        self.inverted = self.inverted if inverted is None else inverted
+        self.wanted = self.wanted if wanted is None else wanted
+        self._reorder()
+
+    def _reorder(self) -> None:
+        rows: Iterable[SequenceRow] = self._snapshot.sequences if self._snapshot else ()
+        words = self.wanted.lower().split()
+        if words:
+            rows = [row for row in rows if all(word in _searched(row) for word in words)]
+        key = next(key for name, _, key in _ORDERS if name == self.order)
+        arranged = list(rows) if self.order == ORDERS[0] else sorted(rows, key=key)
+        self._rows = tuple(reversed(arranged) if self.inverted else arranged)
         if self._index() is None:
             self.cursor = self._rows[0].seq_id if self._rows else None
         self.redraw()
@@ -69,8 +110,8 @@ class Sequences(Pane):
     def build(self, width: int, height: int) -> list[Text]:
         look = self.look
         lines = [
-            rule(look, width, "Sequences", self._counts, key="2", focused=self.has_focus),
-            line((fit(_HEADINGS + (" SOURCE" if width > _NARROW else ""), width), look.style("dim"))),
+            rule(look, width, "Sequences", [*self._counts, *self._notes()], key="2", focused=self.has_focus),
+            self._headings(width),
         ]
         room = height - 2
         index = self._index() or 0
@@ -78,9 +119,21 @@ class Sequences(Pane):
         for row in self._rows[self._top : self._top + room]:
             lines.append(self._row(row, width))
         if not self._rows:
-            lines.append(line((f" {self._empty}", look.style("dim"))))
+            empty = f"no sequence with {self.wanted}" if self.wanted else self._empty
+            lines.append(line((fit(f" {empty}", width).rstrip(), look.style("dim"))))
         lines += [line()] * (height - len(lines))
         return lines
+
+    def _notes(self) -> list[str]:
+        return [f"/{self.wanted}"] if self.wanted else []
+
+    def _headings(self, width: int) -> Text:
+        text = line((fit(_HEADINGS + (" SOURCE" if width > _NARROW else ""), width), self.look.style("dim")))
+        heading = next(heading for name, heading, _ in _ORDERS if name == self.order)
+        at = text.plain.find(heading)
+        if heading and at >= 0:
+            text.stylize(self.look.style("key"), at, at + len(heading))
+        return text
 
     def _row(self, row: SequenceRow, width: int) -> Text:
         look = self.look
@@ -117,8 +170,24 @@ class Sequences(Pane):
         return next((i for i, row in enumerate(self._rows) if row.seq_id == self.cursor), None)
 
     def on_click(self, event: events.Click) -> None:
+        if event.y == 1:
+            self._click_heading(event.x)
+            return
         index = self._top + event.y - 2
         if event.y >= 2 and index < len(self._rows):
             self.cursor = self._rows[index].seq_id
             self.post_message(self.Chosen(self.cursor))
             self.redraw()
+
+    def _click_heading(self, x: int) -> None:
+        for name, heading, _ in _ORDERS[1:]:
+            end = _HEADINGS.find(heading) + len(heading)
+            if end - max(len(heading), 5) <= x < end:
+                self.post_message(self.SortAsked(name))
+                return
+
+
+def _searched(row: SequenceRow) -> str:
+    """Return the words of a row that a filter looks at."""
+    kind = "attached" if is_attached(row) else ""
+    return f"{row.seq_id} {row.status} {row.reason} {row.label} {kind}".lower()

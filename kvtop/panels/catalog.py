@@ -1,0 +1,26 @@
+"""Every panel by name: the one list that keys, tabs, ``:panel`` and exports are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from kvtop.model.view import View
+from kvtop.panels.cache import prefix
+from kvtop.panels.content import Asked, Section
+from kvtop.panels.engine import locks, tiers
+from kvtop.panels.sequence import commands, details, history
+from kvtop.panels.shape import fragmentation
+
+Content: TypeAlias = Callable[[View, Asked], tuple[Section, ...]]
+
+#: Name → content of the panels that are made of sections; the map, the sequences and the events are drawn otherwise.
+CONTENTS: Final[Mapping[str, Content]] = {
+    "prefix": prefix,
+    "fragmentation": fragmentation,
+    "tiers": tiers,
+    "locks": locks,
+    "history": history,
+    "commands": commands,
+    "details": details,
+}

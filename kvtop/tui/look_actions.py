@@ -1,0 +1,357 @@
+"""LookActions: panels, filters, the command line, sorting, holding the screen, themes, exports."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from textual.screen import Screen
+
+from allocator.commands import Command, Pause, Resume, SetSpeed, Step
+from allocator.plans import Outcome
+from kvtop.errors import UserError
+from kvtop.model.view import View
+from kvtop.panels import command_text, export
+from kvtop.panels.catalog import CONTENTS
+from kvtop.panels.content import Asked
+from kvtop.tui.actions import ACTIONS, Action
+from kvtop.tui.background import Background
+from kvtop.tui.look import Look
+from kvtop.tui.map_actions import MapActions
+from kvtop.tui.messages import Exported
+from kvtop.tui.screens.prompt import Prompt
+from kvtop.tui.shades import MODES
+from kvtop.tui.themes import THEMES
+from kvtop.tui.widgets.block_map import BlockMap, BlockRef
+from kvtop.tui.widgets.lines import Lines
+from kvtop.tui.widgets.panes import Events, Footer
+from kvtop.tui.widgets.sequences import ORDERS, Sequences
+from kvtop.tui.widgets.stage import Stage, Tabs
+
+#: Commands kept for the panel of what was asked, and lines kept of the command line.
+_MAX_ASKED: Final = 500
+_MAX_LINES: Final = 100
+#: Points of the history that a key scrolls.
+_SCROLL: Final = 30
+#: Panels by what ``:panel`` calls them.
+PANELS: Final = tuple(a.name[6:-2] for a in ACTIONS if a.name.startswith("show("))
+#: Commands that need no plan to look at first.
+_AT_ONCE: Final = (Pause, Resume, Step, SetSpeed)
+
+#: Lines that only look: name → (usage, what it does).
+LOOKS: Final = {
+    "block": ("block ID", "go to a block of the device pool"),
+    "sequence": ("sequence ID", "select a sequence and go to its last block"),
+    "colour": (f"colour {'|'.join(MODES)}", "colour the map"),
+    "panel": ("panel NAME", f"one of {', '.join(PANELS)}"),
+    "sort": (f"sort {'|'.join(ORDERS)}", "sort the sequences"),
+    "find": ("find WORDS", "show only sequences and events with these words"),
+    "theme": (f"theme {'|'.join(THEMES)}", "change the colours"),
+    "export": ("export svg|csv|json [FILE]", "write the panel that is shown to a file"),
+}
+
+
+class LookActions(MapActions):
+    """What the keys do to the panes and to the console itself. ``KvtopApp`` is the only subclass."""
+
+    _background: Background
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.panel = "map"
+        self._held: View | None = None
+        self._back = 0
+        self._wanted = ""
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
+        self._asked: deque[tuple[str, str, bool, str]] = deque(maxlen=_MAX_ASKED)
+
+    # What the subclass has ------------------------------------------------------------------------------------------
+
+    @property
+    def _base(self) -> Screen[Any]:
+        raise NotImplementedError
+
+    def _show(self, everything: bool) -> None:
+        raise NotImplementedError
+
+    def _look_at(self) -> None:
+        raise NotImplementedError
+
+    def refusal(self, action: Action) -> str | None:
+        """Return why an action cannot be done; ``None`` when it can."""
+        raise NotImplementedError
+
+    def _may(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def _apply(self, command: Command) -> None:
+        raise NotImplementedError
+
+    def _open_sheet(self, name: str, title: str, offer: Any) -> None:
+        raise NotImplementedError
+
+    # Panels ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> Asked:
+        """What panels show besides the view."""
+        return Asked(self.selected, self._back, tuple(self._asked))
+
+    def action_show(self, what: str) -> None:
+        base = self._base
+        self.panel = what
+        for name in ("sequences", "events"):
+            base.set_class(what == name, f"-see-{name}")
+        base.set_class(what in CONTENTS, "-see-panel")
+        self._shrink()
+        base.query_one(Tabs).open(what)
+        if what in CONTENTS:
+            action = next(a for a in ACTIONS if a.name == f"show('{what}')")
+            base.query_one(Stage).open(what, action.shown, action.help.partition(":")[0].capitalize())
+        self._look_at()
+        names = {"map": ("#map",), "sequences": ("#sequences", "#list"), "events": ("#events", "#log")}
+
+        def focus() -> None:
+            self._show(everything=True)
+            for selector in names.get(what, ("#stage",)):
+                widget = base.query_one(selector)
+                if widget.size.height and widget.size.width:
+                    widget.focus()
+                    return
+
+        self.call_after_refresh(focus)
+
+    def on_tabs_clicked(self, message: Tabs.Clicked) -> None:
+        self.call_later(self.run_action, message.action)
+
+    def on_footer_clicked(self, message: Footer.Clicked) -> None:
+        self.call_later(self.run_action, message.action)
+
+    def action_expand(self) -> None:
+        base = self._base
+        if base.has_class("-big"):
+            self._shrink()
+            return
+        focused = self.focused
+        what = "sequences" if isinstance(focused, Sequences) else "events" if isinstance(focused, Events) else "map"
+        base.add_class("-big", f"-big-{what}")
+
+    def _shrink(self) -> bool:
+        base = self._base
+        was_big = base.has_class("-big")
+        base.remove_class("-big", "-big-map", "-big-sequences", "-big-events")
+        return was_big
+
+    # Finding and sorting --------------------------------------------------------------------------------------------
+
+    def action_filter(self) -> None:
+        before = self._wanted
+
+        def answer(text: str | None) -> None:
+            self.find(before if text is None else text)
+
+        self.push_screen(Prompt(self.look, "/ words to find", text=before, changed=self.find), answer)
+
+    def find(self, wanted: str) -> None:
+        """Show only sequences and events with these words; empty shows all."""
+        self._wanted = wanted.strip()
+        for table in self._base.query(Sequences):
+            table.reorder(wanted=self._wanted)
+        for events in self._base.query(Events):
+            events.find(self._wanted)
+
+    def action_sort(self) -> None:
+        table = next(iter(self._base.query(Sequences)))
+        self.sort_by(ORDERS[(ORDERS.index(table.order) + 1) % len(ORDERS)])
+
+    def sort_by(self, order: str) -> None:
+        """Sort the sequences; again by the same, the other way round."""
+        for table in self._base.query(Sequences):
+            again = table.order == order and order != ORDERS[0]
+            table.reorder(order=order, inverted=again and not table.inverted)
+        self.say(f"sequences: by {order}{', inverted' if table.inverted else ''}")
+
+    def on_sequences_sort_asked(self, message: Sequences.SortAsked) -> None:
+        self.sort_by(message.order)
+
+    def action_invert(self) -> None:
+        for table in self._base.query(Sequences):
+            table.reorder(inverted=not table.inverted)
+
+    # Time -----------------------------------------------------------------------------------------------------------
+
+    def action_hold(self) -> None:
+        self._held = None if self._held is not None else self.view
+        self.say("the screen is held; p goes on" if self._held is not None else "the screen goes on")
+        self._show(everything=True)
+
+    def action_history(self, way: str) -> None:
+        points = len(self.view.history.get("at_s"))
+        step = {"back": _SCROLL, "forward": -_SCROLL, "live": -self._back}[way]
+        self._back = max(0, min(self._back + step, points - 2))
+        if self.panel != "history":
+            self.action_show("history")
+        self._show(everything=True)
+
+    # Looks ----------------------------------------------------------------------------------------------------------
+
+    def action_theme(self) -> None:
+        names = list(THEMES)
+        self.set_theme(names[(names.index(self.look.theme.name) + 1) % len(names)])
+
+    def set_theme(self, name: str) -> None:
+        """Draw everything in another theme."""
+        self.look = Look(self.look.depth, self.look.ascii_only, THEMES[name])
+        self.refresh_css(animate=False)
+        for widget in self._base.query("*"):
+            if isinstance(widget, (BlockMap, Lines)):
+                widget.set_look(self.look)
+        note = "" if self.look.depth == "rgb" else "; this terminal's own colours are used"
+        self.say(f"theme: {name}{note}")
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        theme = self.look.theme
+        return {
+            "kv-background": theme.background,
+            "kv-panel": theme.panel,
+            "kv-text": theme.styles["text"],
+            "kv-faint": theme.styles["faint"],
+            "kv-focus": theme.styles["rule-focus"],
+            "kv-warn": theme.styles["warn"],
+        }
+
+    # The command line -----------------------------------------------------------------------------------------------
+
+    def action_command_line(self) -> None:
+        def answer(text: str | None) -> None:
+            if text and text.strip():
+                if text in self._lines:
+                    self._lines.remove(text)
+                self._lines.append(text)
+                self.run_line(text)
+
+        self.push_screen(Prompt(self.look, ": a command", suggest=self.suggest, past=tuple(self._lines)), answer)
+
+    def suggest(self, typed: str) -> list[tuple[str, str]]:
+        """Return the lines that begin with what was typed, and what they do."""
+        name, space, _ = typed.partition(" ")
+        if space:
+            use = LOOKS[name][0] if name in LOOKS else command_text.usage(name) if name in command_text.KINDS else ""
+            choices = [w for w in use.partition(" ")[2].split(" ")[0].split("|") if w.islower()]
+            if name == "panel":
+                choices = list(PANELS)
+            found = [(f"{name} {choice}", "") for choice in choices if f"{name} {choice}".startswith(typed)]
+            return found or ([(use, "")] if use else [])
+        known = {name: (use, words) for name, (use, words) in LOOKS.items()}
+        known |= {name: (command_text.usage(name), command_text.summary(name)) for name in command_text.KINDS}
+        known |= {_line_of(a): (_line_of(a), a.help) for a in ACTIONS if a.help and _line_of(a) not in known}
+        return [(name, words) for name, (_, words) in sorted(known.items()) if name.startswith(typed)]
+
+    def run_line(self, text: str) -> None:
+        """Do what a line of the command line says; a bad one is told on the event line."""
+        name, _, rest = text.strip().partition(" ")
+        try:
+            if name in LOOKS:
+                self._look_line(name, rest.strip())
+                return
+            # A command's own name wins over an action's of the same name unless nothing was said with it.
+            action = next((a for a in ACTIONS if _line_of(a) == name), None)
+            if name in command_text.KINDS and (rest or action is None or action.sheet is False):
+                self._command_line(command_text.parse_command(text))
+            elif action is not None:
+                self.call_later(self.run_action, action.name)
+            else:
+                raise UserError(f"{name}: no such command; : and Tab list them")
+        except UserError as error:
+            self.say(str(error), "bad")
+
+    def _command_line(self, command: Command) -> None:
+        if isinstance(command, _AT_ONCE):
+            if self._may("pause") is not None:
+                self._apply(command)
+        else:
+            self._open_sheet("verify", command_text.describe(command), command)
+
+    def _look_line(self, name: str, rest: str) -> None:
+        match name:
+            case "block":
+                self.main.put_cursor(BlockRef("device", _number(name, rest)))
+                self.action_show("map")
+            case "sequence":
+                self.go_to_sequence(_number(name, rest))
+            case "colour":
+                self.main.set_mode(_one_of(name, rest, MODES))  # type: ignore[arg-type]
+            case "panel":
+                self.action_show(_one_of(name, rest, PANELS))
+            case "sort":
+                self.sort_by(_one_of(name, rest, ORDERS))
+            case "find":
+                self.find(rest)
+            case "theme":
+                self.set_theme(_one_of(name, rest, tuple(THEMES)))
+            case _:
+                kind, _, file = rest.partition(" ")
+                self.export(_one_of(name, kind, ("svg", "csv", "json")), file.strip() or None)
+
+    # Exports --------------------------------------------------------------------------------------------------------
+
+    def action_export(self) -> None:
+        try:
+            self.export("svg", None)
+        except UserError as error:
+            self.say(str(error), "bad")
+
+    def export(self, kind: str, file: str | None) -> None:
+        """Write the panel that is shown to a new file: a picture, or its rows.
+
+        Raises:
+            UserError: The file exists, or cannot be written.
+        """
+        view, asked = self._held or self.view, self.asked
+        step = view.snapshot.step if view.snapshot else None
+        path = export.new_file(self.panel, step, kind, file)
+        if kind != "svg" and path.suffix != f".{kind}":
+            raise UserError(f"export {kind} {path}: its name must end with .{kind}")
+        if kind == "svg":
+            try:
+                path.write_text(self.export_screenshot(title="kvtop"), encoding="utf-8")
+            except OSError as error:
+                raise UserError(f"export {path}: {error.strerror}") from None
+            self.say(f"written: {path}", "good")
+            return
+        panel = self.panel
+
+        def work() -> None:
+            try:
+                number = export.write_rows(path, export.rows_of(panel, view, asked), step, view.source)
+                self.post_message(Exported(f"written: {path}, {number} rows", True))
+            except UserError as error:
+                self.post_message(Exported(str(error), False))
+
+        if not self._background.submit(work):
+            self.say("too many commands are waiting", "bad")
+
+    def on_exported(self, message: Exported) -> None:
+        self.say(message.text, "good" if message.ok else "bad")
+
+    def _note_command(self, command: Command, outcome: Outcome, at: str) -> None:
+        self._asked.append((at, command_text.describe(command), outcome.ok, outcome.message))
+
+
+def _line_of(action: Action) -> str:
+    """Return what an action is called on the command line."""
+    name, _, argument = action.name.partition("(")
+    words = name.replace("_", "-")
+    return f"{words}-{argument.strip(chr(39) + ')')}" if argument else words
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and len(text) <= 9):
+        raise UserError(f"{name} {text or '(nothing)'}: a whole number")
+    return int(text)
+
+
+def _one_of(name: str, text: str, allowed: tuple[str, ...]) -> str:
+    if text not in allowed:
+        raise UserError(f"{name} {text or '(nothing)'}: one of {', '.join(allowed)}")
+    return text

@@ -1,0 +1,92 @@
+"""Lines of text in place of a screen."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+
+from allocator.ids import BlockState
+from allocator.snapshot import Counters, SequenceRow, Snapshot
+from kvtop.attachment import Attachment
+from kvtop.cli import run
+from kvtop.model.observation import Observation
+from kvtop.operations import ReadOnly
+from kvtop.plain import lines, print_views
+from kvtop.sources.scripted import ScriptedSource, block_arrays
+
+_ROW = SequenceRow(7, 0, "chat", "running", "", 30, 40, 64, 3, 1, 0, 1, 2)
+_SNAPSHOT = Snapshot(
+    step=40, time_s=1.0, phase="running", speed=1.0, steps_per_s=40.0, source="fake", workload="chat",
+    geometry="tiny", device="cpu", block_size=16, block_bytes=1024, slab_size=8, eviction="lru", preempt="swap",
+    policy="fcfs", compact="manual", compact_threshold_ratio=0.5, watermark_ratio=0.01, num_running=1,
+    num_waiting=0, num_swapped=0, counters=Counters(), sequences=(_ROW,),
+)  # fmt: skip
+
+
+def _attachment(*observations: Observation) -> Attachment:
+    return Attachment(ScriptedSource(observations), ReadOnly("only looking"), lambda: 1.0)
+
+
+def _observation(snapshot: Snapshot = _SNAPSHOT) -> Observation:
+    states = [BlockState.ACTIVE] * 3 + [BlockState.FREE] * 5
+    return Observation(snapshot, block_arrays(states, fill=16), None)
+
+
+def test_every_line_is_a_number_with_its_name():
+    attachment = _attachment(_observation())
+    said = lines(attachment.poll())
+    assert "device, used: 37.5% (3 held)" in said
+    assert "prefix cache, hit ratio, since start: not known" in said
+    assert "sequence 7: running, 40 tokens of 64, 3 blocks, 1 shared" in said
+    assert all(line.isprintable() and ": " in line for line in said)
+
+
+def test_control_signs_in_data_do_not_steer_the_terminal():
+    row = msgspec.structs.replace(_ROW, status="waiting", reason="\x1b[31mred")
+    attachment = _attachment(_observation(msgspec.structs.replace(_SNAPSHOT, sequences=(row,), phase="stuck: \x07")))
+    assert all(line.isprintable() for line in lines(attachment.poll()))
+
+
+def test_once_prints_one_reading_after_a_while():
+    out, slept = io.StringIO(), []
+    later = msgspec.structs.replace(_SNAPSHOT, step=80)
+    attachment = _attachment(_observation(), _observation(later))
+    assert print_views(attachment, every_s=3.0, once=True, out=out, sleep=slept.append) == 0
+    assert "step: 80" in out.getvalue()
+    assert slept == [3.0]
+
+
+def test_a_lost_engine_ends_it_with_the_reason():
+    out = io.StringIO()
+    attachment = _attachment(_observation())
+    readings = []
+
+    def sleep(seconds: float) -> None:
+        readings.append(seconds)
+        attachment.source.failure = "ended by signal 9"
+
+    assert print_views(attachment, every_s=0.0, once=False, out=out, sleep=sleep) == 1
+    assert "engine lost: ended by signal 9" in out.getvalue()
+    assert len(readings) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--once"], "--once: only together with --plain"),
+        (["--plain", "--theme", "light"], "--theme: not together with --plain"),
+        (["--theme", "pink"], "--theme pink: one of dark, light, contrast, colour-blind"),
+        (["--refresh", "0"], "--refresh 0: a number of seconds from 0.02 to 60"),
+    ],
+)
+def test_bad_options_are_told_in_one_line(options, complaint, capsys):
+    assert run(options) == 2
+    assert capsys.readouterr().err == f"kvtop: {complaint}\n"
+
+
+def test_the_command_prints_the_embedded_engine(capsys):
+    assert run(["--plain", "--once", "--refresh", "0.02", "--in-process", "--geometry", "none", "--blocks", "64"]) == 0
+    said = capsys.readouterr().out
+    assert "device, blocks: 64" in said

@@ -1,0 +1,498 @@
+"""Panels, filters, the command line, sorting, holding the screen, time, themes, exports."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+from tui_fakes import TABLES, FocusedSource, console, scripted_observation
+
+from allocator.commands import Compact, Pause, Pin, Resize, SetSpeed, Step
+from allocator.snapshot import CopyNumbers, LockNumbers
+from kvtop.panels.catalog import CONTENTS
+from kvtop.tui.actions import ACTIONS
+from kvtop.tui.look_actions import PANELS
+from kvtop.tui.screens.prompt import Prompt
+from kvtop.tui.screens.sheet import ActionSheet
+from kvtop.tui.themes import THEMES
+from kvtop.tui.widgets.panes import Events
+from kvtop.tui.widgets.sequences import ORDERS, Sequences
+from kvtop.tui.widgets.stage import Stage
+
+_SIZES = [(80, 24), (100, 30), (120, 40), (240, 70)]
+
+
+def _observation():
+    """Return a reading with everything that an engine may tell."""
+    seen = scripted_observation()
+    snapshot = msgspec.structs.replace(
+        seen.snapshot,
+        copies=CopyNumbers("thread", 2, 8, 30, 44, 1, 0.25, 0.01, None, 16.0),
+        locks=(LockNumbers("sequence", 900, 3, 0.002, 0.001), LockNumbers("allocator", 5000, 0, 0.0, 0.0)),
+    )
+    return replace(seen, snapshot=snapshot, next_victims=(101, 103, 102))
+
+
+def _source():
+    return FocusedSource([_observation()])
+
+
+async def _open(c, key: str) -> str:
+    await c.press(key)
+    await c.poll()
+    assert isinstance(c.app.focused, Stage)
+    return c.text_of("#stage")
+
+
+async def test_action_show_sequences():
+    async with console(size=(80, 24)) as c:
+        await c.press("2")
+        assert c.app.focused is c.app.query_one("#list")
+        assert "TOKENS" in c.screen_text()
+
+
+async def test_action_show_map():
+    async with console(size=(80, 24)) as c:
+        await c.press("2", "1")
+        assert c.app.focused is c.app.main
+        await c.press("4", "1")
+        assert c.app.focused is c.app.main
+        assert "held by" in c.screen_text()
+
+
+async def test_action_show_events():
+    async with console(size=(80, 24)) as c:
+        await c.press("3")
+        assert c.app.focused is c.app.query_one("#log")
+        assert "block 311, idle 82 steps" in c.screen_text()
+
+
+async def test_action_show_prefix():
+    async with console(source=_source()) as c:
+        text = await _open(c, "4")
+        assert c.source.asked[-1].num_victims > 0
+        for words in ("hit ratio, since start", "27.5%", "blocks 40-55", "2 holders", "saves 16 blocks", "block 103"):
+            assert words in text, words
+        await c.press("1")
+        await c.poll()
+        assert c.source.asked[-1].num_victims == 0
+
+
+async def test_action_show_fragmentation():
+    async with console(source=_source()) as c:
+        text = await _open(c, "5")
+        for words in ("external", "longest run", "Runs of allocatable", "What still fits", "by number alone"):
+            assert words in text, words
+
+
+async def test_action_show_tiers():
+    async with console(source=_source()) as c:
+        text = await _open(c, "6")
+        for words in ("Device", "Host", "2 of 8", "210", "16 GB/s", "0.2 s"):
+            assert words in text, words
+
+
+async def test_action_show_locks():
+    async with console(source=_source()) as c:
+        text = await _open(c, "7")
+        for words in ("sequence lock", "900 taken", "3 waited", "allocator lock"):
+            assert words in text, words
+
+
+async def test_action_show_history():
+    async with console(source=_source()) as c:
+        text = await _open(c, "8")
+        for words in ("used", "hit ratio", "evictions", "up to now"):
+            assert words in text, words
+
+
+async def test_action_show_commands():
+    async with console() as c:
+        assert "nothing" in await _open(c, "9")
+        await c.press("space")
+        await c.until(lambda: "12 blocks moved" in c.note(), "the outcome")
+        text = await _open(c, "9")
+        assert "pause" in text
+        assert "done: 12 blocks moved" in text
+
+
+async def test_action_show_details():
+    async with console(source=_source()) as c:
+        assert "none selected" in await _open(c, "d")
+        await c.press("2", "down", "enter")
+        text = await _open(c, "d")
+        for words in ("896", "0-15", "→ 40-55", "16 blocks, 16 shared by up to 2", "16-55", "→ 300-339"):
+            assert words in text, words
+
+
+@pytest.mark.parametrize("size", _SIZES)
+async def test_every_panel_fits_every_layout(size):
+    async with console(source=_source(), size=size) as c:
+        await c.poll(after_s=1.0)
+        for panel in PANELS:
+            c.app.action_show(panel)
+            await c.pilot.pause()
+            await c.poll()
+            rows = c.screen_text().splitlines()
+            assert len(rows) == size[1]
+            assert all(len(row) == size[0] for row in rows), panel
+            if panel in CONTENTS:
+                stage = c.app.query_one(Stage)
+                assert stage.size.height >= 12
+                assert (c.app.main.size.width > 0) == (size[0] >= 160)
+
+
+async def test_what_an_engine_does_not_tell_is_a_dash():
+    async with console() as c:
+        assert "—" in await _open(c, "7")
+        assert "—" in await _open(c, "6")
+        assert "order" in await _open(c, "4")
+
+
+async def test_panels_before_the_engine_answers_say_so():
+    source = FocusedSource([scripted_observation()])
+    source.failure = "still starting"
+    async with console(source=source) as c:
+        for panel in PANELS:
+            c.app.action_show(panel)
+            await c.pilot.pause()
+        assert "nothing known" in await _open(c, "5")
+
+
+async def test_tabs_and_footer_are_clicked():
+    async with console() as c:
+        tabs = c.app.query_one("Tabs")
+        await c.pilot.click("Tabs", offset=(tabs.line_text(0).index("prefix"), 0))
+        await c.pilot.pause()
+        assert c.app.panel == "prefix"
+        footer = c.app.query_one("Footer")
+        await c.pilot.click("Footer", offset=(footer.line_text(0).index("help"), 0))
+        await c.pilot.pause()
+        assert "Keys" in c.screen_text()
+
+
+async def test_panels_scroll():
+    async with console(source=_source(), size=(80, 24)) as c:
+        before = await _open(c, "4")
+        assert "more below" in before
+        await c.press("pagedown", "down", "end")
+        assert "more below" not in c.text_of("#stage")
+        await c.press("home")
+        assert c.text_of("#stage") == before
+        await c.press("escape")
+        assert c.app.focused is c.app.main
+
+
+# Finding and sorting ------------------------------------------------------------------------------------------------
+
+
+async def test_action_filter():
+    async with console() as c:
+        table, events = c.app.query_one("#sequences", Sequences), c.app.query_one("#events", Events)
+        await c.press("slash", *"wait")
+        assert isinstance(c.app.screen, Prompt)
+        assert [row.seq_id for row in table._rows] == [10]
+        await c.press("enter")
+        assert "/wait" in c.text_of("#sequences")
+        assert "no event with wait" in c.text_of("#events")
+        await c.press("slash", "escape")
+        assert len(table._rows) == 1
+        await c.press("escape")
+        assert len(table._rows) == 5
+        assert len(events._events) == 3
+        await c.press("slash", *"311", "enter")
+        assert "block 311" in c.text_of("#events")
+        assert "1 of 3" in c.text_of("#events")
+
+
+async def test_filtered_events_keep_their_place():
+    readings = [scripted_observation(step=1000 + i, first_event=3 * i) for i in range(40)]
+    async with console(source=FocusedSource(readings), size=(80, 24)) as c:
+        for _ in range(35):
+            await c.poll()
+        await c.press("3", "slash", *"evict", "enter", "down", "down")
+        first = c.text_of("#log").splitlines()[1]
+        await c.poll()
+        assert c.text_of("#log").splitlines()[1] == first
+
+
+async def test_action_sort():
+    async with console() as c:
+        table = c.app.query_one("#sequences", Sequences)
+        await c.press("s", "s", "s")
+        assert table.order == "blocks"
+        blocks = [row.num_blocks for row in table._rows]
+        assert blocks == sorted(blocks, reverse=True)
+        for _ in range(len(ORDERS) - 3):
+            await c.press("s")
+        assert [row.seq_id for row in table._rows] == [7, 8, 9, 10, 11]
+
+
+async def test_action_invert():
+    async with console() as c:
+        table = c.app.query_one("#sequences", Sequences)
+        await c.press("i")
+        assert [row.seq_id for row in table._rows] == [11, 10, 9, 8, 7]
+        await c.press("i")
+        assert [row.seq_id for row in table._rows] == [7, 8, 9, 10, 11]
+
+
+async def test_a_click_on_a_heading_sorts_by_it():
+    async with console() as c:
+        table = c.app.query_one("#sequences", Sequences)
+        at = c.text_of("#sequences").splitlines()[1].index("TOKENS")
+        await c.pilot.click("#sequences", offset=(at + 2, 1))
+        await c.pilot.pause()
+        assert [row.seq_id for row in table._rows][:2] == [8, 7]
+        await c.pilot.click("#sequences", offset=(at + 2, 1))
+        await c.pilot.pause()
+        assert [row.seq_id for row in table._rows][-2:] == [7, 8]
+
+
+# Time ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_action_hold():
+    later = scripted_observation(step=2000, first_event=3)
+    async with console(source=FocusedSource([scripted_observation(), later])) as c:
+        await c.press("p")
+        await c.poll(after_s=2.0)
+        assert "HELD 2.0 s" in c.text_of("Header")
+        assert "1,000" in c.text_of("Header")
+        await c.press("escape")
+        assert "2,000" in c.text_of("Header")
+        assert "HELD" not in c.text_of("Header")
+
+
+async def test_action_history_back():
+    readings = [scripted_observation(step=1000 + i, first_event=3 * i) for i in range(80)]
+    async with console(source=FocusedSource(readings)) as c:
+        for _ in range(79):
+            await c.poll(after_s=1.0)
+        await c.press("left_square_bracket")
+        assert c.app.panel == "history"
+        assert "up to 30.0 s ago" in c.text_of("#stage")
+        await c.press("left")
+        assert "up to 1m 00s ago" in c.text_of("#stage")
+        for _ in range(5):
+            await c.press("left_square_bracket")
+        assert "up to 1m 18s ago" in c.text_of("#stage")
+
+
+async def test_action_history_forward():
+    readings = [scripted_observation(step=1000 + i, first_event=3 * i) for i in range(80)]
+    async with console(source=FocusedSource(readings)) as c:
+        for _ in range(79):
+            await c.poll(after_s=1.0)
+        await c.press("left_square_bracket", "right_square_bracket")
+        assert "up to now" in c.text_of("#stage")
+
+
+async def test_action_history_live():
+    readings = [scripted_observation(step=1000 + i, first_event=3 * i) for i in range(80)]
+    async with console(source=FocusedSource(readings)) as c:
+        for _ in range(79):
+            await c.poll(after_s=1.0)
+        await c.press("left_square_bracket", "left_square_bracket", "0")
+        assert "up to now" in c.text_of("#stage")
+
+
+# Looks --------------------------------------------------------------------------------------------------------------
+
+
+async def test_action_expand():
+    async with console() as c:
+        width = c.app.main.size.width
+        await c.press("e")
+        await c.pilot.pause()
+        assert c.app.main.size.width == 120
+        await c.press("escape")
+        await c.pilot.pause()
+        assert c.app.main.size.width == width
+        await c.press("tab", "e")
+        await c.pilot.pause()
+        assert c.app.query_one("#sequences").size.width == 120
+        await c.press("e", "tab", "e")
+        await c.pilot.pause()
+        assert c.app.query_one("#events").size.height > 20
+
+
+async def test_action_theme():
+    async with console() as c:
+        seen = []
+        for name in THEMES:
+            assert c.app.look.theme.name == name
+            seen.append(str(c.app.screen.styles.background))
+            await c.press("4", "1", "t")
+        assert c.app.look.theme.name == "dark"
+        assert len(set(seen)) == 3  # two dark themes share their background
+        await c.press("t", "question_mark")
+        assert c.app.screen.query_one("VerticalScroll").styles.background.hex == "#F6F8FA"
+
+
+@pytest.mark.parametrize("storm", [((60, 16), (240, 70), (80, 24), (50, 10), (120, 40), (100, 30)) * 3])
+async def test_a_storm_of_resizes_leaves_a_right_screen(storm):
+    async with console(source=_source()) as c:
+        for i, (width, height) in enumerate(storm):
+            c.app.action_show(PANELS[i % len(PANELS)])
+            await c.pilot.resize_terminal(width, height)
+            await c.poll()
+        rows = c.screen_text().splitlines()
+        assert (len(rows[0]), len(rows)) == (100, 30)
+        assert "USED" in rows[1]
+
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+
+async def _say(c, line: str) -> None:
+    await c.press("colon")
+    screen = c.app.screen
+    assert isinstance(screen, Prompt)
+    screen.query_one("Input").value = line
+    await c.press("enter")
+    await c.pilot.pause()
+
+
+async def test_action_command_line():
+    async with console() as c:
+        await c.press("colon", *"res")
+        assert "Grow or shrink" in c.screen_text()
+        await c.press("tab")
+        assert c.app.screen.query_one("Input").value == "resize"
+        await c.press("escape")
+        await _say(c, "resize 512")
+        await c.until(lambda: c.operations.planned == [Resize(512)], "the plan")
+        assert isinstance(c.app.screen, ActionSheet)
+        await c.press("y")
+        await c.until(lambda: c.operations.applied == [Resize(512)], "the command")
+        await c.press("colon", "up")
+        assert c.app.screen.query_one("Input").value == "resize 512"
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("compact longest-run max_moves=100", Compact("longest-run", None, 100)),
+        ("pin 4 10-12", Pin((4, 10, 11, 12))),
+        ("compact", Compact("pack-low")),
+    ],
+)
+async def test_lines_that_change_the_engine_show_their_plan(line, command):
+    async with console() as c:
+        await _say(c, line)
+        await c.until(lambda: bool(c.operations.planned), "the plan")
+        assert c.operations.planned == [command]
+        assert c.operations.applied == []
+
+
+@pytest.mark.parametrize(
+    ("line", "command"), [("step 5", Step(5)), ("set-speed max", SetSpeed(None)), ("pause", Pause())]
+)
+async def test_lines_that_only_set_the_pace_act_at_once(line, command):
+    async with console() as c:
+        await _say(c, line)
+        await c.until(lambda: c.operations.applied == [command], "the command")
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("nonsense", "nonsense: no such command"),
+        ("set-speed", "SPEED is missing"),
+        ("resize many", "resize: num_blocks: expected int, got str"),
+        ("resize 4 5", "resize 5: resize NUM_BLOCKS takes no more"),
+        ("resize size=4", "resize size: not a field"),
+        ("pin x", "pin x: block ids, such as 4 10-20"),
+        ("pin 0-99999", "at most 10000 blocks"),
+        ("theme pink", "theme pink: one of dark, light, contrast, colour-blind"),
+        ("block -1", "block -1: a whole number"),
+        ("sequence 99", "no sequence 99"),
+        ("compact sideways", "compact: goal: invalid enum value"),
+    ],
+)
+async def test_a_bad_line_is_told_in_one_line(line, note):
+    async with console() as c:
+        await _say(c, line)
+        assert note in c.note()
+        assert c.operations.planned == []
+
+
+async def test_lines_that_look():
+    async with console() as c:
+        await _say(c, "block 300")
+        assert c.app.main.cursor.block_id == 300
+        await _say(c, "sequence 8")
+        assert c.app.selected == 8
+        await _say(c, "colour fill")
+        assert c.app.main.mode == "fill"
+        await _say(c, "panel locks")
+        assert c.app.panel == "locks"
+        await _say(c, "sort runs")
+        await _say(c, "find chat")
+        assert c.app.query_one("#sequences", Sequences).wanted == "chat"
+        await _say(c, "theme light")
+        assert c.app.look.theme.name == "light"
+        await _say(c, "zoom")
+        assert c.app.main.zoom != "fit"
+        await _say(c, "help")
+        assert "Keys" in c.screen_text()
+
+
+async def test_every_action_can_be_typed():
+    async with console() as c:
+        names = {name for name, _ in c.app.suggest("")}
+        for action in ACTIONS:
+            if action.help and not action.name.startswith(("move", "history", "speed", "show")):
+                assert action.name.partition("(")[0].replace("_", "-") in names, action.name
+
+
+# Exports ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def test_action_export(folder):
+    async with console() as c:
+        await c.press("ctrl+s")
+        assert "written: kvtop-map-step1000.svg" in c.note()
+        assert (folder / "kvtop-map-step1000.svg").read_text().startswith("<svg")
+        await c.press("ctrl+s")
+        assert (folder / "kvtop-map-step1000-1.svg").exists()
+
+
+async def test_panels_are_written_as_rows(folder):
+    async with console(source=_source()) as c:
+        await _say(c, "export csv blocks.csv")
+        await c.until(lambda: "1536 rows" in c.note(), "the file")
+        rows = list(csv.DictReader((folder / "blocks.csv").read_text().splitlines()))
+        assert rows[41]["ref_count"] == "2"
+        assert rows[-1]["tier"] == "host"
+        c.app.action_show("sequences")
+        await _say(c, "export json")
+        await c.until(lambda: "kvtop-sequences-step1000.json, 5 rows" in c.note(), "the file")
+        written = json.loads((folder / "kvtop-sequences-step1000.json").read_text())
+        assert written["rows"][0]["num_blocks"] == len(TABLES[7])
+        for panel in ("events", "history", "prefix", "fragmentation", "tiers", "locks", "commands", "details"):
+            c.app.action_show(panel)
+            await _say(c, "export csv")
+            await c.until(lambda panel=panel: f"kvtop-{panel}-step1000.csv" in c.note(), "the file")
+
+
+async def test_exports_never_overwrite(folder):
+    (folder / "there.csv").write_text("mine")
+    async with console() as c:
+        await _say(c, "export csv there.csv")
+        assert "the file exists already" in c.note()
+        await _say(c, "export csv other.json")
+        assert "must end with .csv" in c.note()
+        await _say(c, "export csv no/such/folder.csv")
+        await c.until(lambda: "No such file" in c.note(), "the failure")
+        assert (folder / "there.csv").read_text() == "mine"
