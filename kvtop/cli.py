@@ -330,9 +330,7 @@ _CONSOLE_OPTIONS: Final = (
         help="Seconds between two readings (0.1; with --plain 2).",
     ),
     _option("--plain", is_flag=True, help="Print lines of text instead of a screen, for pipes and screen readers."),
-    click.option(
-        "--once", is_flag=True, help="With --plain: print one reading, --refresh seconds after the start, and end."
-    ),
+    click.option("--once", is_flag=True, help="With --plain: print one reading, after --refresh, and end."),
 )
 
 _BENCH_OPTIONS: Final = (

@@ -33,6 +33,7 @@ REAL = {
     "--speed": ("1e-6", "1000000", "0", "1000001", "a number above 0 and at most 1000000, or max"),
     "--rate": ("0.01", "100", "0.009", "100.1", "a number from 0.01 to 100"),
     "--size": ("0.01", "100", "0.009", "100.1", "a number from 0.01 to 100"),
+    "--refresh": ("0.02", "60", "0.019", "60.1", "a number of seconds from 0.02 to 60"),
     "--duration": ("0.001", "1e9", "0", "1e10", "a number of seconds above 0"),
 }
 NAMED = {
@@ -44,6 +45,7 @@ NAMED = {
     "--eviction": "one of lru, fifo, lfu",
     "--compact": "one of off, manual, auto",
     "--compat": "only vllm",
+    "--theme": "one of dark, light, contrast, colour-blind",
     "--inject": "KIND or KIND:RATE, KIND one of failing-copy, slow-copy, stuck-executor, lost-client, host-tier-full, "
     "flipped-bit, leaked-reference, RATE above 0 and at most 1",
 }
@@ -108,6 +110,9 @@ FLAGS = {
     "--json",
     "--in-process",
     "--list-workloads",
+    "--ascii",
+    "--plain",
+    "--once",
 }
 #: Options of the program, not of an engine.
 NO_ENGINE = {"--help", "--version"}
@@ -197,7 +202,7 @@ def test_a_flag_takes_no_value(option, capsys, monkeypatch):
         refused([*home, f"{option}=yes"], f"{option}: takes no value\n", capsys)
     if (variable := of(option).envvar) is not None:
         monkeypatch.setenv(variable, "maybe")
-        refused(["run"], f"{variable} maybe: 1, true, yes or on; 0, false, no or off\n", capsys)
+        refused(homes(option)[-1], f"{variable} maybe: 1, true, yes or on; 0, false, no or off\n", capsys)
 
 
 @pytest.mark.parametrize("option", [*WHOLE, *REAL, *NAMED])
