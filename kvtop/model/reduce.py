@@ -32,8 +32,8 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
     if isinstance(observation, RemoteObservation):
         return _reduce_remote(view, observation.facts, now_s)
     snapshot = observation.snapshot
-    device = _tier(observation.device, snapshot)
-    host = _tier(observation.host, snapshot)
+    device = _tier(observation.device, snapshot, view.device)
+    host = _tier(observation.host, snapshot, view.host)
     counters = snapshot.counters
     history = view.history
     if _is_due(view, now_s):
@@ -117,9 +117,11 @@ def fail(view: View, reason: str) -> View:
     return replace(view, error=reason)
 
 
-def _tier(arrays: BlockArrays | None, snapshot: Snapshot) -> TierView | None:
+def _tier(arrays: BlockArrays | None, snapshot: Snapshot, before: TierView | None) -> TierView | None:
     if arrays is None:
         return None
+    if before is not None and before.arrays is arrays:  # frozen, so that its numbers still hold
+        return before
     return TierView(arrays, tier_numbers(arrays, snapshot.block_size, snapshot.slab_size))
 
 

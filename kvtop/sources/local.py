@@ -55,6 +55,7 @@ class LocalSource:
         self.missing: Mapping[str, str] = self._never
         self._link = link
         self._map: BlockMapReader | None = None
+        self._last: Publication | None = None
         self._map_lock = threading.Lock()
 
     def read(self, focus: Focus, timeout_s: float) -> Observation:
@@ -80,14 +81,17 @@ class LocalSource:
         with self._map_lock:
             if self._map is not None:
                 self._map.close()
-                self._map = None
+                self._map = self._last = None
 
     def _blocks(self, step: int) -> Publication:
         with self._map_lock:
             try:
                 if self._map is None:
                     self._map = BlockMapReader(self._link.map_fd)
-                return self._map.read(step)
+                # An engine that stands still publishes nothing: what was copied out last is still the newest.
+                if self._last is None or self._last.version != self._map.version:
+                    self._last = self._map.read(step)
+                return self._last
             except (BlockMapError, OSError) as error:
                 raise SourceError(self._link.loss() or str(error)) from None
 

@@ -56,7 +56,7 @@ from kvtop.attachment import Attachment
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, KvtopError
 from kvtop.model import format as fmt
 from kvtop.model.observation import MAX_VICTIMS
-from kvtop.model.view import View
+from kvtop.model.view import TierView, View
 from kvtop.recording.framing import Mark
 from kvtop.sources.recorded import RecordedSource
 from kvtop.sources.remote.fleet import Fleet
@@ -83,6 +83,10 @@ _PANES_EVERY_S: Final = 0.25
 _NOTE_S: Final = 8.0
 #: Readings a second while the engine is lost.
 _LOST_HZ: Final = 2.0
+#: Readings alike after which an engine is taken to stand still, and readings a second from then on until a key asks
+#: for something.
+_STILL_AFTER: Final = 10
+_STILL_HZ: Final = 2.0
 #: What quitting may take: for the threads to end, and for the engine to be let go.
 _STOP_THREADS_S: Final = 0.5
 _STOP_ENGINE_S: Final = 1.2
@@ -207,6 +211,7 @@ class KvtopApp(LookActions):
         self._auto_poll = auto_poll
         self._background = Background(lambda error: self._post(BackgroundCrashed(error)))
         self._drawn = threading.Event()
+        self._poll_now = threading.Event()
         self._polling: threading.Event | None = None
         self._left = threading.Event()
         self._old_handlers: dict[signal.Signals, Any] = {}
@@ -321,6 +326,7 @@ class KvtopApp(LookActions):
             self._busy = False
             self.say("a new engine runs", "good")
         self.selected = None
+        self._held, self._back = None, 0
         self._told = ()
         self.main.say("reading the first block map…")
         self._look_at()
@@ -344,8 +350,11 @@ class KvtopApp(LookActions):
 
     def _poll_loop(self, attachment: Attachment, stop: threading.Event) -> None:
         stopping = self._background.stopping
+        due_s = time.monotonic()
+        seen: tuple[int | None, TierView | None] = (None, None)
+        unchanged = 0
         while not stopping.is_set() and not stop.is_set():
-            started_s = time.monotonic()
+            self._poll_now.clear()
             view = attachment.poll()
             if stop.is_set():
                 return
@@ -354,8 +363,20 @@ class KvtopApp(LookActions):
                 return
             # A slow terminal is sent fewer frames, rather than a queue of them.
             self._drawn.wait(1.0)
-            pause_s = 1 / (self._refresh_hz if view.error is None else min(_LOST_HZ, self._refresh_hz))
-            stopping.wait(max(0.005, pause_s - (time.monotonic() - started_s)))
+            facts = (view.snapshot.step if view.snapshot else None, view.device)
+            unchanged = unchanged + 1 if facts == seen else 0
+            seen = facts
+            hz = self._refresh_hz
+            if view.error is not None:
+                hz = min(_LOST_HZ, hz)
+            elif unchanged >= _STILL_AFTER:
+                hz = min(_STILL_HZ, hz)
+            now_s = time.monotonic()
+            # From due time to due time, so that what a reading takes does not lower the rate; lag is not caught up.
+            due_s = max(due_s + 1 / hz, now_s)
+            self._poll_now.wait(max(0.005, due_s - now_s))
+            if self._poll_now.is_set():
+                due_s = time.monotonic()
 
     async def poll_once(self) -> None:
         """Read once and draw the reading: the step of a console without ``auto_poll``."""
@@ -448,6 +469,7 @@ class KvtopApp(LookActions):
         self._show_inspector()
 
     def _look_at(self) -> None:
+        self._poll_now.set()
         if self.attachment is not None:
             block = self.main.under
             self.attachment.look_at(
@@ -578,6 +600,7 @@ class KvtopApp(LookActions):
 
     def on_command_finished(self, message: CommandFinished) -> None:
         outcome = message.outcome
+        self._poll_now.set()
         self._note_command(message.command, outcome, time.strftime("%H:%M:%S"))
         if outcome.ok:
             took = f" in {fmt.seconds(outcome.seconds)}" if outcome.seconds and outcome.moved_blocks else ""
@@ -826,6 +849,7 @@ class KvtopApp(LookActions):
         closing = threading.Thread(target=close, name="kvtop-close", daemon=True)
         self._background.stopping.set()
         self._drawn.set()
+        self._poll_now.set()
         closing.start()
         await asyncio.to_thread(self._background.stop, _STOP_THREADS_S)
         await asyncio.to_thread(closing.join, _STOP_ENGINE_S)

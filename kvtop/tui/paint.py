@@ -58,11 +58,17 @@ _FLASH_SHARE: Final = 0.65
 
 
 class Painter:
-    """Turns cell values into segments. Keeps every style it made, since styles are dear to make and few."""
+    """Turns cell values into segments. Keeps every style it made, since styles are dear to make and few.
 
-    def __init__(self, look: Look, mode: Mode = "references") -> None:
+    Attributes:
+        look, mode: How, and what the colours say.
+        base: The style behind every cell.
+    """
+
+    def __init__(self, look: Look, mode: Mode = "references", base: Style | None = None) -> None:
         self.look = look
         self.mode = mode
+        self.base = base or Style.null()
         self._glyph: dict[int, tuple[str, Style]] = {}
         self._half: dict[int, tuple[str, Style]] = {}
 
@@ -88,7 +94,8 @@ class Painter:
     def _glyph_cell(self, value: int) -> tuple[str, Style]:
         found = self._glyph.get(value)
         if found is None:
-            found = self._glyph[value] = self._make_glyph(value)
+            glyph, style = self._make_glyph(value)
+            found = self._glyph[value] = (glyph, self.base + style)
         return found
 
     def _half_cell(self, value: int) -> tuple[str, Style]:
@@ -99,7 +106,7 @@ class Painter:
             # Two equal halves are a space: fewer bytes to write.
             same = upper == lower
             found = (" ", Style(bgcolor=lower)) if same else ("▀", Style(color=upper, bgcolor=lower))
-            self._half[value] = found
+            found = self._half[value] = (found[0], self.base + found[1])
         return found
 
     def _make_glyph(self, value: int) -> tuple[str, Style]:

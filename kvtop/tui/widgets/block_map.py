@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.geometry import Region
@@ -90,6 +91,8 @@ class BlockMap(Moving, can_focus=True):
         self._strips: list[Strip] = []
         self._frame: list[Text] = []
         self._drawn_for = (0, 0)
+        self._drawn: tuple[object, ...] = ()
+        self._base = Style.null()
 
     # What to draw ---------------------------------------------------------------------------------------------------
 
@@ -130,7 +133,7 @@ class BlockMap(Moving, can_focus=True):
     def set_mode(self, mode: shades.Mode) -> None:
         """Colour by something else."""
         self.mode = mode
-        self._painter = Painter(self.look, mode)
+        self._painter = Painter(self.look, mode, self._base)
         self._forget_cells()
 
     def set_watch(self, watch: Watch) -> None:
@@ -143,7 +146,8 @@ class BlockMap(Moving, can_focus=True):
     def set_look(self, look: Look) -> None:
         """Draw in other colours."""
         self.look = look
-        self._painter = Painter(look, self.mode)
+        self._base = self.rich_style
+        self._painter = Painter(look, self.mode, self._base)
         self._forget_cells()
 
     def _forget_cells(self) -> None:
@@ -200,6 +204,10 @@ class BlockMap(Moving, can_focus=True):
         width, height = self.size
         if width < 12 or height < 3:
             return
+        shown = self._shown()
+        if shown == self._drawn and self._drawn_for == (width, height):
+            return
+        self._drawn = shown
         self._lay_out(width, height)
         if not self._tiers:
             self._labels, self._strips = [], []
@@ -210,7 +218,10 @@ class BlockMap(Moving, can_focus=True):
         fresh = values.shape != self._values.shape or self._drawn_for != (width, height)
         if fresh:
             self._drawn_for = (width, height)
-            self._strips = [Strip.blank(width)] * len(values)
+            self._base = self.rich_style
+            if self._painter.base != self._base:
+                self._painter = Painter(self.look, self.mode, self._base)
+            self._strips = [Strip.blank(width, self._base)] * len(values)
             dirty = np.ones(len(values), bool)
         else:
             dirty = (values != self._values).any(axis=1)
@@ -245,6 +256,17 @@ class BlockMap(Moving, can_focus=True):
         if parts:
             self._keep_cursor_inside()
             self._top = self._scrolled(first - 1, height - 2)
+
+    def _shown(self) -> tuple[object, ...]:
+        """Return all that the picture hangs on: the same again means that nothing has to be drawn."""
+        tiers = tuple(self._tiers.values())
+        flashing = sum(len(changes.marked(self._now_s)) for changes in self._changes.values())
+        table = None if self._table is None else self._table.tobytes()
+        step = self._snapshot.step if self._snapshot is not None and self.mode == "age" else 0
+        return (
+            tiers, self.cursor, self.marked, self.mode, self.zoom, self._top, self._chosen, table, flashing, step,
+            self.has_focus, self.message,
+        )  # fmt: skip
 
     def _choose_scale(self, zoom: cells.Zoom, width: int, height: int) -> cells.Scale:
         sizes = tuple(tier.arrays.num_blocks for tier in self._tiers.values())
@@ -349,14 +371,14 @@ class BlockMap(Moving, can_focus=True):
         if text.startswith("title "):
             return self._text_strip(self._title(text.removeprefix("title "), width), width)
         if not text:
-            return Strip.blank(width)
-        ink = self.look.style("key" if here else "faint")
+            return Strip.blank(width, self._base)
+        ink = self._base + self.look.style("key" if here else "faint")
         segments = [Segment(text.rjust(self._gutter - 1) + " ", ink), *self._painter.runs(values, self._scale.halves)]
-        return Strip(segments).adjust_cell_length(width)
+        return Strip(segments).adjust_cell_length(width, self._base)
 
     def _text_strip(self, text: Text, width: int) -> Strip:
         segments = [Segment(t, style) for t, style, _ in text.render(self.app.console, end="")]
-        return Strip(segments).adjust_cell_length(width)
+        return Strip(segments).adjust_cell_length(width).apply_style(self._base)
 
     def _title(self, tier: str, width: int) -> Text:
         view = self._tiers.get(tier)  # type: ignore[call-overload]
@@ -399,23 +421,23 @@ class BlockMap(Moving, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         width, height = self.size
-        base = self.rich_style
         if not self._tiers:
+            self._base = self.rich_style
             if y == 0:
-                return self._text_strip(rule(self.look, width, "Device", key="1"), width).apply_style(base)
+                return self._text_strip(rule(self.look, width, "Device", key="1"), width)
             if y == height // 2:
                 text = line((self.message.center(width), self.look.style("dim")))
-                return self._text_strip(text, width).apply_style(base)
-            return Strip.blank(width, base)
+                return self._text_strip(text, width)
+            return Strip.blank(width, self._base)
         if self._drawn_for != (width, height):
             self.redraw()
         if y == 0 and self._frame:
-            return self._text_strip(self._frame[0], width).apply_style(base)
+            return self._text_strip(self._frame[0], width)
         if y == height - 1 and self._frame:
-            return self._text_strip(self._frame[1], width).apply_style(base)
+            return self._text_strip(self._frame[1], width)
         if 0 < y <= len(self._strips):
-            return self._strips[y - 1].apply_style(base)
-        return Strip.blank(width, base)
+            return self._strips[y - 1]
+        return Strip.blank(width, self._base)
 
     # Cursor and mouse -----------------------------------------------------------------------------------------------
 

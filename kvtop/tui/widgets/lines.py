@@ -25,6 +25,7 @@ class Lines(Widget):
         self._lines: list[Text] = []
         self._strips: list[Strip] = []
         self._built_for = (0, 0)
+        self._base = Style.null()
 
     def set_look(self, look: Look) -> None:
         """Draw in other colours."""
@@ -45,7 +46,9 @@ class Lines(Widget):
         fresh = self._built_for != (width, height) or len(lines) != len(self._lines)
         changed = [y for y, line in enumerate(lines) if fresh or line != self._lines[y]]
         if fresh:
-            self._strips = [Strip.blank(width)] * len(lines)
+            # Asked for once: working a widget's own style out is dearer than drawing a line.
+            self._base = self.rich_style
+            self._strips = [Strip.blank(width, self._base)] * len(lines)
             self._built_for = (width, height)
         self._lines = lines
         for y in changed:
@@ -58,10 +61,7 @@ class Lines(Widget):
     def render_line(self, y: int) -> Strip:
         if self._built_for != tuple(self.size):
             self.redraw()
-        base = self.rich_style
-        if y >= len(self._strips):
-            return Strip.blank(self.size.width, base)
-        return self._strips[y].apply_style(base)
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self._base)
 
     def line_text(self, y: int) -> str:
         """Return what line ``y`` says; empty below the last."""
@@ -72,7 +72,7 @@ class Lines(Widget):
 
     def _strip(self, line: Text, width: int) -> Strip:
         segments = [Segment(text, style) for text, style, _ in line.render(self.app.console, end="")]
-        return Strip(segments).adjust_cell_length(width)
+        return Strip(segments).adjust_cell_length(width).apply_style(self._base)
 
 
 class Moving(Widget, can_focus=True):
