@@ -666,6 +666,19 @@ def bench_overhead(rounds: int, as_json: bool) -> int:
     return run_bench_overhead(rounds=rounds, as_json=as_json)
 
 
+@bench_group.command("console")
+@_with(_BENCH_OPTIONS)
+def bench_console(rounds: int, as_json: bool) -> int:
+    """Time the console itself: frames, processor, bytes to the terminal.
+
+    At 4,096, 65,536 and 1,000,000 blocks, on screens of 120x40 and 240x70, on an engine that changes and on one that
+    stands still. What a console costs the engine is measured by: kvtop bench observer.
+    """
+    from kvtop.bench.suites import run_bench_console
+
+    return run_bench_console(rounds=rounds, as_json=as_json)
+
+
 @cli.group("export", no_args_is_help=False)
 def export_group() -> None:
     """Print what is shipped for Prometheus and Grafana."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvtop.bench import figures, locks
+from kvtop.bench.console import ConsoleSizes, measure_console
 from kvtop.bench.copies import measure_copies
 from kvtop.bench.figures import Figure
 from kvtop.bench.locks import LockSizes, compare_layers
@@ -117,6 +118,16 @@ def run_bench_overhead(*, rounds: int, as_json: bool, sizes: OverheadSizes | Non
     """
     say(f"overhead: {rounds} rounds, after two engines have warmed up")
     return _print("overhead", rounds, list(measure_overhead(rounds, sizes or OverheadSizes())), as_json)
+
+
+def run_bench_console(*, rounds: int, as_json: bool, sizes: ConsoleSizes | None = None) -> int:
+    """Measure what the console costs, print it, and return the exit code.
+
+    Raises:
+        KvtopError: A console did not come to its end.
+    """
+    say(f"console: {rounds} rounds, each in a terminal of its own")
+    return _print("console", rounds, list(measure_console(rounds, sizes or ConsoleSizes())), as_json)
 
 
 def _print(benchmark: str, rounds: int, found: Sequence[Figure], as_json: bool) -> int:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from allocator import OutOfBlocks
+from allocator.ids import BlockState
+from allocator.metrics import tier_numbers
+from kvtop.bench.console import ConsoleSizes
+from kvtop.bench.console_child import change, made_arrays
 from kvtop.bench.figures import Figure, as_text, number, ratio_figure, spread
 from kvtop.bench.locks import Comparison, LockSizes, Side
 from kvtop.bench.observer import ObserverSizes
@@ -17,6 +22,7 @@ from kvtop.bench.suites import (
     GROUPS,
     Sizes,
     run_bench_allocator,
+    run_bench_console,
     run_bench_locks,
     run_bench_observer,
     run_bench_record,
@@ -92,6 +98,24 @@ def test_the_locks_benchmark_runs(capsys):
 def test_the_locks_table_has_a_row_a_comparison(capsys):
     assert run_bench_locks(rounds=1, as_json=False, sizes=SMALL_LOCKS) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 8
+
+
+def test_the_console_benchmark_runs(capsys):
+    sizes = ConsoleSizes(block_counts=(512,), screens=((80, 24),), seconds=0.3)
+    assert run_bench_console(rounds=1, as_json=True, sizes=sizes) == 0
+    found = json.loads(capsys.readouterr().out)["figures"]
+    assert {f["what"] for f in found} == {"frames a second", "first frame", "processor", "bytes a frame"}
+    assert all(f["median"] > 0 for f in found if f["group"].endswith("busy"))
+
+
+def test_made_pools_stay_lawful_as_they_change():
+    rng = np.random.default_rng(1)
+    arrays = made_arrays(3000, rng)
+    for _ in range(5):
+        change(arrays, rng)
+        numbers = tier_numbers(arrays, 16, 1 << 30)
+        assert numbers.total == 3000
+        assert ((arrays.ref_count > 0) == (arrays.state == BlockState.ACTIVE)).all()
 
 
 def test_the_observer_benchmark_runs(capsys):
