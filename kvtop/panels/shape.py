@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from allocator.metrics import allocatable_mask, ratio, run_lengths
+from allocator.snapshot import Snapshot
 from kvtop.model import format as fmt
 from kvtop.model.view import View
 from kvtop.panels.content import Asked, Entry, Section, nothing
@@ -48,7 +49,19 @@ def fragmentation(view: View, asked: Asked) -> tuple[Section, ...]:
         Section("Runs of allocatable blocks", _histogram(lengths)),
         Section("What still fits in one piece", _fits(lengths, snapshot.block_size)),
         Section("Compaction", moves),
+        Section("Latest compactions", _records(snapshot)),
     )
+
+
+def _records(snapshot: Snapshot) -> tuple[Entry, ...]:
+    """Return the latest compactions, the newest first."""
+    entries = []
+    for record in reversed(snapshot.compactions):
+        moved = f"{fmt.blocks(record.moved_blocks)}, {record.trigger}, {record.goal}"
+        ratios = f"{fmt.percent(record.ratio_before)} → {fmt.percent(record.ratio_after)}"
+        ended = f", ended early: {record.ended_early}" if record.ended_early else ""
+        entries.append(Entry(f"step {fmt.count(record.started_step)}", ratios, moved + ended))
+    return tuple(entries) or (Entry("none", "yet"),)
 
 
 def _histogram(lengths: np.ndarray) -> tuple[Entry, ...]:

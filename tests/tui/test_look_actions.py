@@ -11,7 +11,7 @@ import pytest
 from tui_fakes import TABLES, FocusedSource, console, scripted_observation
 
 from allocator.commands import Compact, Pause, Pin, Resize, SetSpeed, Step
-from allocator.snapshot import CopyNumbers, LockNumbers
+from allocator.snapshot import CompactionRecord, CopyNumbers, LockNumbers
 from kvtop.panels.catalog import CONTENTS
 from kvtop.tui.actions import ACTIONS
 from kvtop.tui.look_actions import PANELS
@@ -31,6 +31,7 @@ def _observation():
     snapshot = msgspec.structs.replace(
         seen.snapshot,
         copies=CopyNumbers("thread", 2, 8, 30, 44, 1, 0.25, 0.01, None, 16.0),
+        compactions=(CompactionRecord("manual", "pack-low", None, 900, 940, 12, 12, 12_288, 0, 0.1, 0.5, 0.25),),
         locks=(LockNumbers("sequence", 900, 3, 0.002, 0.001), LockNumbers("allocator", 5000, 0, 0.0, 0.0)),
     )
     return replace(seen, snapshot=snapshot, next_victims=(101, 103, 102))
@@ -84,7 +85,14 @@ async def test_action_show_prefix():
 async def test_action_show_fragmentation():
     async with console(source=_source()) as c:
         text = await _open(c, "5")
-        for words in ("external", "longest run", "Runs of allocatable", "What still fits", "by number alone"):
+        for words in (
+            "external",
+            "longest run",
+            "Runs of allocatable",
+            "What still fits",
+            "by number alone",
+            "50.0% → 25.0%",
+        ):
             assert words in text, words
 
 
