@@ -592,6 +592,18 @@ def ctl_group(ctx: click.Context, /, **params: Any) -> None:
     aim(ctx, **params)
 
 
+@cli.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+def doctor_command(as_json: bool) -> int:
+    """Look at the terminal, Python, torch, GPUs and files.
+
+    Each line is good, missing (kvtop works without it) or a problem, with what to do. Exit code 1 on a problem.
+    """
+    from kvtop.doctor import run_doctor
+
+    return run_doctor(as_json=as_json)
+
+
 @cli.group("bench", no_args_is_help=False)
 def bench_group() -> None:
     """Measure the allocator on this machine."""
