@@ -32,13 +32,17 @@ READINGS = 60
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: which engine, how far it has run, how large the screen is, and which keys were pressed."""
+    """One picture: which engine, how far it has run, how large the screen is, which keys were pressed, on which TERM.
+
+    Only ``xterm-256color`` is taken to have all colours.
+    """
 
     name: str
     options: EngineOptions
     steps: int
     size: tuple[int, int] = (120, 40)
     keys: tuple[str, ...] = ()
+    term: str = "xterm-256color"
 
 
 CHAT = EngineOptions()
@@ -64,11 +68,11 @@ SHOTS = (
     Shot("panel-history", TIGHT, 4000, keys=("8",)),
     Shot("panel-details", TIGHT, 4000, keys=("2", "down", "down", "enter", "d")),
     Shot("panel-prefix-80x24", TIGHT, 4000, (80, 24), keys=("4",)),
-    Shot("panel-prefix-240x70", TIGHT, 4000, (240, 70), keys=("4",)),
     Shot("command-line", TIGHT, 4000, keys=("colon", *"com")),
     Shot("light", CHAT, 6000, keys=("t",)),
     Shot("contrast", CHAT, 6000, keys=("t", "t")),
     Shot("colour-blind", CHAT, 6000, keys=("t", "t", "t")),
+    Shot("sixteen-colours", CHAT, 6000, term="xterm"),
     Shot("help", CHAT, 6000, keys=("question_mark",)),
     Shot("small-pool", EngineOptions(num_blocks=256, seed=1), 1500),
 )
@@ -80,6 +84,7 @@ async def take(shot: Shot, folder: Path) -> Path:
     now = 0.0
     runner = EngineRunner(engine, speed=1.0, paused=True, notes=notes, clock=lambda: now)
     attachment = Attachment(InProcessSource(runner), InProcessOperations(runner), clock=lambda: now)
+    os.environ.update(TERM=shot.term, COLORTERM="truecolor" if shot.term == "xterm-256color" else "")
     app = KvtopApp(lambda: attachment, auto_poll=False, clock=lambda: now)
     try:
         async with app.run_test(size=shot.size) as pilot:

@@ -79,7 +79,7 @@ ACTIONS: Final = (
     Action("watch", ("w",), "w", "", "flash blocks that moved, all that changed, or none", "map"),
     Action("filter", ("slash",), "/", "filter", "show only sequences and events with these words", "look", rank=11),
     Action("command_line", ("colon",), ":", "command", "type any action or command; Tab completes", "look", rank=9),
-    Action("sort", ("s",), "s", "sort", "sort the sequences by the next column; a click on its name too", "look"),
+    Action("sort", ("s",), "s", "sort", "sort the sequences by the next column, or click its name", "look"),
     Action("invert", ("i",), "i", "", "sort them the other way round", "look"),
     Action("hold", ("p",), "p", "hold", "hold the screen still while the engine goes on, or go on", "look", rank=18),
     Action("history('back')", ("left_square_bracket",), "[ ] 0", "", "over time: back, forward, up to now", "look"),
