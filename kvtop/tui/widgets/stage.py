@@ -163,11 +163,11 @@ class Tabs(Lines):
         look = self.look
         text = line(" ")
         self._places = []
-        for action in ACTIONS:
-            if not action.name.startswith("show("):
-                continue
+        actions = [a for a in ACTIONS if a.name.startswith("show(")]
+        gap = "  " if sum(len(a.shown) + len(a.label) + 3 for a in actions) < width else " "
+        for action in actions:
             start = text.cell_len
-            if start + len(action.shown) + len(action.label) + 3 > width:
+            if start + len(action.shown) + len(action.label) + 1 > width:
                 break
             is_current = action.name == f"show('{self.current}')"
             text.append(f"{action.shown} ", look.style("key"))
@@ -175,7 +175,7 @@ class Tabs(Lines):
             self._places.append((start, text.cell_len, action))
             if is_current:
                 text.stylize(look.style("row-focus"), start, text.cell_len)
-            text.append("  ")
+            text.append(gap)
         text.rstrip()
         return [text]
 
