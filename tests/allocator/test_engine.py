@@ -82,7 +82,7 @@ def state(e: Engine) -> tuple[object, ...]:
     """All that an observer can see, events and measured times aside."""
     snapshot = e.snapshot(phase="paused", speed=None, steps_per_s=None, next_event=1 << 60)
     untimed = tuple(msgspec.structs.replace(record, seconds=0.0) for record in snapshot.compactions)
-    snapshot = msgspec.structs.replace(snapshot, compactions=untimed, timings=None)
+    snapshot = msgspec.structs.replace(snapshot, compactions=untimed, timings=None, copies=None, locks=None)
     arrays = [
         None if tier is None else [getattr(tier, name).tolist() for name in FIELDS]
         for tier in (e.arrays("device"), e.arrays("host"))
