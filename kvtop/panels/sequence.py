@@ -87,7 +87,7 @@ def history(view: View, asked: Asked) -> tuple[Section, ...]:
     half = -(-len(entries) // 2)
     return (
         Section(f"One point a second, {words}", entries[:half]),
-        Section("[ ] or ← → go back and forward, 0 to now", entries[half:]),
+        Section("{ } or ← → go back and forward, 0 to now", entries[half:]),
     )
 
 

@@ -22,6 +22,8 @@ _NOT_OF_THE_RUN: Final = {
     "device": "",
     "events": (),
     "timings": None,
+    "copies": None,
+    "locks": None,
     # Reuse is worked out a little at a time: how much is told depends on where turns end, not only on the run.
     "reuse": None,
 }

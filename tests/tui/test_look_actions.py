@@ -242,9 +242,9 @@ async def test_action_sort():
 async def test_action_invert():
     async with console() as c:
         table = c.app.query_one("#sequences", Sequences)
-        await c.press("i")
+        await c.press("o")
         assert [row.seq_id for row in table._rows] == [11, 10, 9, 8, 7]
-        await c.press("i")
+        await c.press("o")
         assert [row.seq_id for row in table._rows] == [7, 8, 9, 10, 11]
 
 
@@ -280,13 +280,13 @@ async def test_action_history_back():
     async with console(source=FocusedSource(readings)) as c:
         for _ in range(79):
             await c.poll(after_s=1.0)
-        await c.press("left_square_bracket")
+        await c.press("left_curly_bracket")
         assert c.app.panel == "history"
         assert "up to 30.0 s ago" in c.text_of("#stage")
         await c.press("left")
         assert "up to 1m 00s ago" in c.text_of("#stage")
         for _ in range(5):
-            await c.press("left_square_bracket")
+            await c.press("left_curly_bracket")
         assert "up to 1m 18s ago" in c.text_of("#stage")
 
 
@@ -295,7 +295,7 @@ async def test_action_history_forward():
     async with console(source=FocusedSource(readings)) as c:
         for _ in range(79):
             await c.poll(after_s=1.0)
-        await c.press("left_square_bracket", "right_square_bracket")
+        await c.press("left_curly_bracket", "right_curly_bracket")
         assert "up to now" in c.text_of("#stage")
 
 
@@ -304,7 +304,7 @@ async def test_action_history_live():
     async with console(source=FocusedSource(readings)) as c:
         for _ in range(79):
             await c.poll(after_s=1.0)
-        await c.press("left_square_bracket", "left_square_bracket", "0")
+        await c.press("left_curly_bracket", "left_curly_bracket", "0")
         assert "up to now" in c.text_of("#stage")
 
 
@@ -454,7 +454,7 @@ async def test_every_action_can_be_typed():
     async with console() as c:
         names = {name for name, _ in c.app.suggest("")}
         for action in ACTIONS:
-            if action.help and not action.name.startswith(("move", "history", "speed", "show")):
+            if action.help and not action.name.startswith(("move", "history", "speed", "show", "wind", "jump")):
                 assert action.name.partition("(")[0].replace("_", "-") in names, action.name
 
 

@@ -32,8 +32,8 @@ class AdviceScreen(Dialog[None]):
     AdviceScreen { align: center middle; }
     AdviceScreen > VerticalScroll {
         width: 100; max-width: 96%; height: auto; max-height: 96%; padding: 0 1;
-        border: round #2f81a7; background: #161b22; scrollbar-size-vertical: 1;
-        scrollbar-color: #484f58; scrollbar-background: #161b22;
+        border: round $kv-focus; background: $kv-panel; scrollbar-size-vertical: 1;
+        scrollbar-color: $kv-faint; scrollbar-background: $kv-panel;
     }
     AdviceScreen:ansi > VerticalScroll { background: ansi_default; border: round ansi_cyan; }
     """
