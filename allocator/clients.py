@@ -87,6 +87,7 @@ class AttachedSequence:
     reason: Final = ""
     priority: Final = 0
     host_row: Final = None
+    transfer: Final = None
     num_target: Final = None
 
     __slots__ = ("arrived_step", "content", "hit_blocks", "label", "num_prompt", "row", "seq_id", "session")

@@ -1036,6 +1036,8 @@ class Engine:
         for sequence in sequences:
             kind, text = reasons.get(sequence.seq_id, ("", sequence.reason))
             row, host_row = sequence.row, sequence.host_row
+            if row is None and sequence.transfer is not None:
+                row = sequence.transfer.row  # on its way in: its new blocks are there already
             num_tokens = num_blocks = 0
             if row is not None:
                 num_tokens, num_blocks = tokens[row], blocks[row]

@@ -283,6 +283,7 @@ def test_a_sequence_on_its_way_is_shown_and_holds_its_place():
         for row in set(block[block >= 0].tolist()):
             at = int(np.flatnonzero(block == row)[0])
             assert e.holders(at)[1] >= 1
+            assert row in {r.row for r in snapshot.sequences}
     assert seen == {"swap-out", "swap-in"}
     assert e.done
     e.close()
