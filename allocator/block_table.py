@@ -49,7 +49,7 @@ class BlockTables:
         self.num_blocks = np.zeros(16, np.int64)
         self.num_tokens = np.zeros(16, np.int64)
         self.identity = np.zeros(16, np.int64)
-        self.births = np.zeros(16, np.int64)
+        self.births = [0] * 16  # a list: single numbers of an array take five times as long to count up
         self.one_run = np.zeros(16, bool)
         self._start = np.zeros(16, np.int64)
         self._capacity = np.zeros(16, np.int64)
@@ -211,7 +211,8 @@ class BlockTables:
 
     def _add_rows(self) -> None:
         n = len(self.num_blocks)
-        for name in ("num_blocks", "num_tokens", "identity", "births", "_start", "_capacity", "_told"):
+        for name in ("num_blocks", "num_tokens", "identity", "_start", "_capacity", "_told"):
             setattr(self, name, np.concatenate((getattr(self, name), np.zeros(n, np.int64))))
         self.one_run = np.concatenate((self.one_run, np.zeros(n, bool)))
+        self.births += [0] * n
         self._spare_rows = list(range(2 * n - 1, n - 1, -1))

@@ -678,9 +678,9 @@ class BlockManager:
         )
 
     def _wait_until_free(self, rows: list[int], ready: Callable[[], bool]) -> None:
-        births = self.tables.births[rows].copy()
+        births = [self.tables.births[row] for row in rows]
         self.sequences.wait_until(ready, f"sequence row {rows[0]}" if len(rows) == 1 else f"{len(rows)} sequence rows")
-        if (self.tables.births[rows] != births).any():
+        if [self.tables.births[row] for row in rows] != births:
             raise NotHeld("a sequence was released while somebody waited for it")
 
     def _existing(self, block_ids: IdArray) -> IdArray:

@@ -227,7 +227,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a row that went away is used after the wait",
         "manager.py",
         "transfers",
-        (("if (self.tables.births[rows] != births).any():", "if False:"),),
+        (("if [self.tables.births[row] for row in rows] != births:", "if False:"),),
     ),
     Mutant(
         "hands out blocks above the end of a shrink",
