@@ -28,7 +28,8 @@ from kvtop.bench.suites import (
     run_bench_record,
 )
 from kvtop.bench.threads import run_threads
-from kvtop.cli import BENCH_GROUPS, run
+from kvtop.cli import run
+from kvtop.cli.benches import BENCH_GROUPS
 
 SMALL = Sizes(
     num_blocks=2000,

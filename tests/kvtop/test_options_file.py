@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtop.cli import run, run_command, with_file
+from kvtop.cli import run
+from kvtop.cli.file import with_file
+from kvtop.cli.running import run_command
 from kvtop.options_file import default_path
 
 RUN = ["run", "--geometry", "none", "--steps", "3", "--json"]

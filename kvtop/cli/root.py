@@ -1,0 +1,100 @@
+"""``kvtop`` itself: the console, when no command is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+import kvtop
+from kvtop.cli.asked import engine_options, metrics_address, record_order
+from kvtop.cli.benches import bench_group
+from kvtop.cli.exports import export_group
+from kvtop.cli.file import Group, with_file
+from kvtop.cli.options import BOUND_OPTIONS, CONSOLE_OPTIONS, ENGINE_OPTIONS, THEME_NAMES, with_options
+from kvtop.cli.running import check_command, run_command
+from kvtop.cli.watching import attach_command, ctl_group, replay_command
+from kvtop.errors import EXIT_OK, UserError
+
+
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Every option can also be set as KVTOP_…, such as KVTOP_BLOCKS=8192, or in kvtop.toml (--config).",
+)
+@with_options(ENGINE_OPTIONS)
+@with_options(BOUND_OPTIONS[:1])
+@with_options(CONSOLE_OPTIONS)
+@click.option("--in-process", is_flag=True, help="Run the engine in the console's own process, for tests.")
+@click.version_option(kvtop.__version__, "--version", prog_name="kvtop", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context, /, in_process: bool, plain: bool, once: bool, **params: Any) -> int:
+    """See a paged KV cache live, block by block, and act on it.
+
+    Without a command: the console on the embedded engine.
+    """
+    if ctx.invoked_subcommand is not None:
+        for param in ctx.command.params:
+            if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+                raise UserError(
+                    f"{param.opts[0]}: options go after the command: kvtop {ctx.invoked_subcommand} {param.opts[0]} …"
+                )
+        return EXIT_OK
+    if once and not plain:
+        raise UserError("--once: only together with --plain")
+    if plain:
+        for name, option in (("theme", "--theme"), ("ascii_only", "--ascii"), ("metrics_port", "--metrics-port")):
+            if params[name] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise UserError(f"{option}: not together with --plain")
+        from kvtop.console import run_plain
+
+        return run_plain(
+            engine_options(ctx, params, speed=1.0),
+            max_steps=params["steps"],
+            in_process=in_process,
+            publish=params["publish"],
+            every_s=params["refresh_s"] or 2.0,
+            once=once,
+        )
+    from kvtop.console import run_console
+
+    ctx = with_file(ctx)
+    params = {**params, **ctx.params}
+    return run_console(
+        engine_options(ctx, params, speed=1.0),
+        theme=params["theme"] or THEME_NAMES[0],
+        ascii_only=params["ascii_only"],
+        refresh_hz=1 / (params["refresh_s"] or 0.1),
+        publish=params["publish"],
+        max_steps=params["steps"],
+        metrics=metrics_address(params),
+        in_process=in_process,
+        record=record_order(params),
+    )
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+def doctor_command(as_json: bool) -> int:
+    """Look at the terminal, Python, torch, GPUs and files.
+
+    Each line is good, missing (kvtop works without it) or a problem, with what to do. Exit code 1 on a problem.
+    """
+    from kvtop.doctor import run_doctor
+
+    return run_doctor(as_json=as_json)
+
+
+for _command in (
+    run_command,
+    check_command,
+    replay_command,
+    attach_command,
+    ctl_group,
+    doctor_command,
+    bench_group,
+    export_group,
+):
+    cli.add_command(_command)

@@ -1,0 +1,126 @@
+"""``kvtop replay``, ``attach`` and ``ctl``: recordings, and engines that others started."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from kvtop.cli.asked import metrics_address
+from kvtop.cli.values import SECONDS, SPEED, WORD, one_of, whole
+from kvtop.ctl import CtlGroup, aim
+from kvtop.errors import UserError
+from kvtop.log import LOG_FORMATS, LogFormat
+
+
+@click.command("replay")
+@click.argument("files", metavar="FILE", nargs=-1, required=True)
+@click.option("--at", type=whole(0, 2**63 - 1), metavar="STEP", help="Begin there, or print that step (the last one).")
+@click.option("--speed", type=SPEED, metavar="X|max", default="1", help="Virtual seconds a real second (1).")
+@click.option("--report", "as_text", is_flag=True, help="Print the report as of a step instead of the screen.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the screen.")
+@click.option(
+    "--export", "form", type=one_of("svg", "html"), help="Print a picture of a step, or a page with its report."
+)
+@click.option("--diff", "is_diff", is_flag=True, help="Print the first step at which two recordings differ.")
+@click.option("--verify", "is_verify", is_flag=True, help="Run it again, and compare moment for moment.")
+def replay_command(
+    files: tuple[str, ...],
+    at: int | None,
+    speed: float | None,
+    as_text: bool,
+    as_json: bool,
+    form: str | None,
+    is_diff: bool,
+    is_verify: bool,
+) -> int:
+    """Open a recording in the console, to be played, stopped and wound back.
+
+    space stops and goes on, [ and ] go a second back and on, comma and full stop a moment; n and b go to the next and
+    the last preemption, eviction, fault or command, of the kind that i chooses.
+
+    Exit code 1: --diff or --verify found a difference.
+    """
+    if is_diff and is_verify:
+        raise UserError("--diff and --verify: one of the two, not both")
+    if len(files) != (2 if is_diff else 1):
+        raise UserError(f"FILE: {len(files)} given; --diff takes two, everything else one")
+    from kvtop import replay
+
+    if is_diff:
+        return replay.diff(files[0], files[1], as_json=as_json)
+    if is_verify:
+        return replay.verify(files[0], as_json=as_json)
+    if form is not None:
+        return replay.export(files[0], at=at, form=form)
+    if as_json or as_text:
+        return replay.tell(files[0], at=at, as_json=as_json)
+    return replay.show(files[0], at=at, speed=speed)
+
+
+@click.command("attach")
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.option("--allow-operations", is_flag=True, help="Let the capitals act on the engine, not only look.")
+@click.option("--events", multiple=True, metavar="ADDR", help="Its cache events, such as tcp://HOST:5557; one a rank.")
+@click.option("--replay", multiple=True, metavar="ADDR", help="Where it replays them, such as tcp://HOST:5558.")
+@click.option("--topic", default="", metavar="T", help="Topic of its cache events (all).")
+@click.option("--token-file", metavar="FILE", help="Send the first line of this file as a bearer token.")
+@click.option("--ca-file", metavar="FILE", help="Trust these certificates instead of the system's.")
+@click.option("--insecure", is_flag=True, help="Trust any certificate.")
+@click.option("--headless", is_flag=True, help="No screen: serve its metrics until stopped (--metrics-port).")
+@click.option("--metrics-port", type=whole(0, 65535), help="Where to serve them; 0 takes a free port.")
+@click.option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1).")
+@click.option("--metrics-tls-cert", metavar="FILE", help="Serve them over TLS with this certificate chain, in PEM.")
+@click.option("--metrics-tls-key", metavar="FILE", help="Its key, in PEM, without a passphrase.")
+@click.option("--metrics-auth", metavar="FILE", help="Ask for a user and a password: lines of USER:PASSWORD.")
+@click.option("--log-format", type=one_of(*LOG_FORMATS), help="Form of the messages on stderr (text).")
+def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> int:
+    """Open the console on a running engine, which goes on when the console is closed.
+
+    TARGET is local:NAME, an engine that was published by that name, local for the only one there is, or
+    http(s)://HOST:PORT, a server of vLLM, SGLang, llama.cpp, TensorRT-LLM, TGI, or a kvtop exporter. Without it, this
+    machine is looked at: published engines, and the ports that engines usually take. Several servers are one table.
+    """
+    from kvtop.targets import AttachOptions
+
+    options = AttachOptions(
+        params["allow_operations"],
+        params["token_file"],
+        params["ca_file"],
+        params["insecure"],
+        params["events"],
+        params["replay"],
+        params["topic"],
+    )
+    address = metrics_address({**params, "compat": None})
+    if headless != (address is not None):
+        raise UserError("--headless and --metrics-port N: only together")
+    if not targets:
+        from kvtop.discovery import choose, discover
+
+        can_ask = not headless and sys.stdin is not None and sys.stdin.isatty()
+        ask = (lambda text: click.prompt(text, prompt_suffix="", err=True)) if can_ask else None
+        targets = (choose(discover(), ask),)
+    if address is not None:
+        from kvtop.exporting import run_exporting
+
+        form: LogFormat = params["log_format"] or "text"
+        return run_exporting(targets, options, address=address, log_format=form)
+    from kvtop.console import run_attached
+
+    return run_attached(targets, options)
+
+
+@click.group("ctl", cls=CtlGroup, no_args_is_help=False)
+@click.option("--to", metavar="NAME", type=WORD, help="The engine (the only published one).")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Show the plan and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: command, plan and outcome.")
+@click.option("--timeout", "timeout_s", type=SECONDS, metavar="S", help="Seconds the answer may take (60).")
+@click.pass_context
+def ctl_group(ctx: click.Context, /, **params: Any) -> None:
+    """Drive a running kvtop that was published by a name.
+
+    Exit code 0: done; 1: it failed; 2: it was refused, nothing changed; 3: the engine could not be reached.
+    """
+    aim(ctx, **params)
