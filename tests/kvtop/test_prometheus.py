@@ -1,30 +1,28 @@
-"""kvtop in an on-call rotation: an engine under pressure, a real Prometheus, a real Alertmanager, a page that comes.
+"""kvtop in an on-call rotation: a daemon under pressure, a real Prometheus, a real Alertmanager, a page that comes.
 
-The engine runs in this process; ``Operator`` is the one place that says how it is driven.
+The engine is a real ``kvtop run --publish``; ``Operator`` does what an operator types in another terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from published import daemon_process
 from real_servers import MISSING, Webhook, alertmanager, ask, free_port, prometheus
 
-from allocator.commands import Cancel, Command, Compact, Pause, Resume, SetLoad
 from allocator.config import MIN_LOAD_SCALE
-from kvtop.attachment import Attachment
-from kvtop.engine_setup import EngineOptions, build_engine
-from kvtop.exporter import Exporter, start_exporter
-from kvtop.metrics_address import MetricsAddress
 from kvtop.monitoring.alerts import ALERTS, RECORDINGS
 from kvtop.monitoring.panels import ROWS
-from kvtop.runner import EngineRunner
-from kvtop.sources.in_process import InProcessOperations, InProcessSource
 
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (Debian: prometheus-alertmanager)"),
@@ -39,40 +37,39 @@ SPEED = 4.0
 
 
 class Operator:
-    """Drives the engine through the door that every operator uses."""
+    """Drives the daemon with ``kvtop ctl``, as from another terminal."""
 
-    def __init__(self, attachment: Attachment) -> None:
-        self._attachment = attachment
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    def do(self, command: Command) -> None:
-        outcome = self._attachment.operations.apply(command, 10.0)
-        assert outcome.ok, outcome.message
+    def ctl(self, *words: str) -> dict[str, Any]:
+        """Run a command that must be done, and return what it says of itself."""
+        said: dict[str, Any] = json.loads(kvtop("ctl", "--to", self._name, "--json", *words))
+        return said
 
     def compact(self) -> None:
-        """Let nothing else happen, and move blocks together."""
-        self.do(Pause())
-        self.do(Compact())
+        """Let nothing else happen, and move blocks together, plan first."""
+        self.ctl("pause")
+        planned = self.ctl("--dry-run", "compact")["plan"]
+        assert planned["moved_blocks"] > 0
+        assert planned["refusal"] is None
+        assert self.ctl("compact")["outcome"]["ok"]
 
     def end_load(self) -> None:
-        """Let hardly anybody come any more, send away who is there, and go on."""
-        self.do(SetLoad(rate_scale=MIN_LOAD_SCALE))
-        for row in self._attachment.poll().snapshot.sequences:
-            self.do(Cancel(row.seq_id))
-        self.do(Resume())
+        """Let hardly anybody come any more, and those who wait be served soon."""
+        self.ctl("set-load", str(MIN_LOAD_SCALE))
+        self.ctl("speed", "max")
+        self.ctl("resume")
 
 
 @contextlib.contextmanager
-def engine_under_pressure() -> Iterator[tuple[Exporter, Operator]]:
-    engine, _ = build_engine(EngineOptions(num_blocks=256, device="cpu", workload="pressure"))
-    source = InProcessSource(runner := EngineRunner(engine, speed=SPEED), on_close=engine.close)
-    attachment = Attachment(source, InProcessOperations(runner))
-    source.start()
-    exporter = start_exporter(attachment.poll, MetricsAddress("127.0.0.1", 0))
-    try:
-        yield exporter, Operator(attachment)
-    finally:
-        exporter.close()
-        attachment.close()
+def daemon_under_pressure(name: str) -> Iterator[str]:
+    """Run the daemon, and yield where it serves its metrics."""
+    options = ["--blocks", "256", "--workload", "pressure", "--speed", f"{SPEED:g}", "--metrics-port", "0"]
+    with daemon_process(name, *options) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "metrics on " in line)
+        yield said.strip().partition("metrics on ")[2]
 
 
 def kvtop(*args: str) -> str:
@@ -95,12 +92,14 @@ def write_files(folder: Path, target: str, alertmanager_port: int) -> Path:
 
 
 def test_alerts_reach_the_webhook_and_resolve(tmp_path):
+    name = f"rotation-{os.getpid()}"
     with contextlib.ExitStack() as opened:
-        exporter, operator = opened.enter_context(engine_under_pressure())
+        metrics_url = opened.enter_context(daemon_under_pressure(name))
+        operator, target = Operator(name), urllib.parse.urlsplit(metrics_url).netloc
         hook = Webhook()
         opened.callback(hook.close)
         alertmanager_port = free_port()
-        config = write_files(tmp_path, f"127.0.0.1:{exporter.port}", alertmanager_port)
+        config = write_files(tmp_path, target, alertmanager_port)
         opened.enter_context(alertmanager(tmp_path, hook.url, alertmanager_port))
         url = opened.enter_context(prometheus(tmp_path, config, free_port()))
 
@@ -108,9 +107,9 @@ def test_alerts_reach_the_webhook_and_resolve(tmp_path):
         page = hook.alerts[NEARLY_FULL]
         assert page["labels"]["severity"] == "warning"
         assert page["labels"]["source"] == "embedded"
-        assert page["annotations"]["summary"].startswith(f"KV cache of embedded on 127.0.0.1:{exporter.port} is ")
+        assert page["annotations"]["summary"].startswith(f"KV cache of {page['labels']['source']} on {target} is ")
         assert page["annotations"]["runbook_url"] == "docs/runbooks/cache-nearly-full.md"
-        check_exposition(exporter)
+        check_exposition(metrics_url)
         check_queries(url)
 
         operator.compact()
@@ -121,9 +120,9 @@ def test_alerts_reach_the_webhook_and_resolve(tmp_path):
         assert not set(hook.alerts) - {alert.name for alert in ALERTS}
 
 
-def check_exposition(exporter: Exporter) -> None:
+def check_exposition(url: str) -> None:
     """Have promtool look at what is really served."""
-    with urllib.request.urlopen(exporter.url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=5) as answer:
         text = answer.read()
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
