@@ -30,7 +30,7 @@ from kvtop.model.observation import MAX_VICTIMS, BlockHolders, Focus, Observatio
 #: Seconds between two publications, at least; more where one takes long, so that they take no more than this share of
 #: the engine's time, up to a bound that keeps the screen moving.
 PUBLISH_EVERY_S: Final = 0.05
-PUBLISH_SHARE: Final = 0.02
+PUBLISH_SHARE: Final = 0.01
 MAX_PUBLISH_EVERY_S: Final = 0.5
 #: Seconds of engine work after which a turn ends, so that commands and observers are answered in time.
 TURN_S: Final = 0.01
