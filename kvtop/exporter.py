@@ -352,13 +352,20 @@ class Exporter:
         self._gpus.close()
 
 
-def start_exporter(views: Views, address: MetricsAddress, *, nvml: object = None) -> Exporter:
+def start_exporter(
+    views: Views,
+    address: MetricsAddress,
+    *,
+    nvml: object = None,
+    complain: Callable[[str], None] = lambda text: None,
+) -> Exporter:
     """Serve metrics from threads of its own until ``close``.
 
     Args:
         views: Returns the newest view, or one of each source; called once a scrape.
         address: Where, how, and under which names besides.
         nvml: The NVML binding; ``None`` takes the installed one.
+        complain: Told when a file of keys or passwords has changed and is not usable.
 
     Raises:
         UserError: The address cannot be listened on, or a file of keys or passwords is not usable.
@@ -379,6 +386,6 @@ def start_exporter(views: Views, address: MetricsAddress, *, nvml: object = None
             return None
         return "; ".join(f"{view.source}: {view.error or 'no fresh reading'}" for view in current) or "no source"
 
-    server = MetricsServer(registry, address, not_ready)
+    server = MetricsServer(registry, address, not_ready, complain)
     gpus.start()
     return Exporter(server, gpus)

@@ -48,7 +48,7 @@ def run_exporting(
     attachment = open_targets(targets, options)
     try:
         with Signals() as signals:
-            exporter = start_exporter(lambda: attachment.view, address)
+            exporter = start_exporter(lambda: attachment.view, address, complain=log.complain)
             try:
                 log.info(f"watching {attachment.source.name}; metrics on {exporter.url}")
                 ending = _watch(attachment, log, stop or (lambda: signals.ending))

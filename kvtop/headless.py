@@ -110,7 +110,7 @@ def run_headless(
                 )
             if metrics is not None:
                 publisher = _Publisher(engine, options.speed)
-                exporter = publisher.serve(metrics)
+                exporter = publisher.serve(metrics, log.complain)
                 log.info(f"metrics on {exporter.url}")
                 hooks.append(publisher.after_turn)
             for note in (*notes, *bound_notes):
@@ -282,12 +282,12 @@ class _Publisher:
         self._due_s = 0.0
         self.view = View(source="embedded")
 
-    def serve(self, address: MetricsAddress) -> Exporter:
+    def serve(self, address: MetricsAddress, complain: Callable[[str], None]) -> Exporter:
         """Publish a first view and start serving."""
         from kvtop.exporter import start_exporter
 
         self.after_turn(time.perf_counter())
-        return start_exporter(lambda: self.view, address)
+        return start_exporter(lambda: self.view, address, complain=complain)
 
     def after_turn(self, now_s: float) -> None:
         if now_s < self._due_s:

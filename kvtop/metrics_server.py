@@ -7,15 +7,9 @@ half-open connection keeps a scraper waiting. Paths are compared as they come; n
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import errno
-import hmac
-import os
 import socket
-import ssl
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +25,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from kvtop.errors import UserError
 from kvtop.metrics_address import MetricsAddress
+from kvtop.metrics_secrets import MetricsSecrets
 
 #: A client that sends or takes nothing for longer loses its connection, and its thread ends. [s]
 CLIENT_TIMEOUT_S: Final = 5.0
@@ -41,7 +36,6 @@ MAX_CLIENTS: Final = 32
 #: Seconds between two looks for clients that take too long, and the longest ``close`` waits for the accepting thread.
 _LOOK_EVERY_S: Final = 0.25
 _END_S: Final = 5.0
-_MAX_AUTH_BYTES: Final = 65536
 
 OPENMETRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _TEXT_TYPE: Final = "text/plain; charset=utf-8"
@@ -55,20 +49,25 @@ class MetricsServer:
         registry: What is scraped.
         address: Where and how to listen.
         not_ready: Returns why there is nothing to scrape yet; ``None`` when there is.
+        complain: Told when a changed file of keys or passwords is not usable.
 
     Raises:
         UserError: The address cannot be listened on, or a file of keys or passwords is not usable.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, address: MetricsAddress, not_ready: Callable[[], str | None]
+        self,
+        registry: CollectorRegistry,
+        address: MetricsAddress,
+        not_ready: Callable[[], str | None],
+        complain: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.host = address.host.removeprefix("[").removesuffix("]")
         self._scheme = "http" if address.tls_cert is None else "https"
-        handler = _make_handler(registry, not_ready, _read_passwords(address.auth_file))
-        context = _tls_context(address)
+        secrets = MetricsSecrets(address, complain)
+        handler = _make_handler(registry, not_ready, secrets)
         try:
-            self._server = _Server(self.host, address.port, handler, context)
+            self._server = _Server(self.host, address.port, handler, secrets)
         except (OSError, UnicodeError) as error:
             raise UserError(
                 f"--metrics-port {address.port} (host {address.host}): {_why_not_listening(error)}"
@@ -107,10 +106,10 @@ class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None) -> None:
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler], secrets: MetricsSecrets) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, _, _, _, where = found[0]
-        self._tls = tls
+        self._secrets = secrets
         #: Clients being answered: the socket to cut off, by the socket accepted, and when it is due.
         self._clients: dict[Any, tuple[socket.socket, float]] = {}
         self._clients_lock = threading.Lock()
@@ -131,10 +130,11 @@ class _Server(ThreadingMixIn, HTTPServer):
     def finish_request(self, request: Any, client_address: Any) -> None:
         try:
             request.settimeout(CLIENT_TIMEOUT_S)
-            if self._tls is None:
+            tls = self._secrets.tls
+            if tls is None:
                 super().finish_request(request, client_address)
                 return
-            with self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as wrapped:
+            with tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as wrapped:
                 with self._clients_lock:
                     self._clients[request] = wrapped, self._clients[request][1]
                 wrapped.do_handshake()
@@ -144,9 +144,9 @@ class _Server(ThreadingMixIn, HTTPServer):
                 self._clients.pop(request, None)
 
     def service_actions(self) -> None:
-        """Called between connections: cut off who takes too long."""
-        now_s = time.monotonic()
-        self.drop_clients(now_s - REQUEST_BOUND_S)
+        """Called between connections: cut off who takes too long, and look for new keys and passwords."""
+        self.drop_clients(time.monotonic() - REQUEST_BOUND_S)
+        self._secrets.refresh()
 
     def drop_clients(self, started_before_s: float) -> None:
         """Cut off the clients whose request came before a time."""
@@ -161,7 +161,7 @@ class _Server(ThreadingMixIn, HTTPServer):
 
 
 def _make_handler(
-    registry: CollectorRegistry, not_ready: Callable[[], str | None], passwords: frozenset[bytes] | None
+    registry: CollectorRegistry, not_ready: Callable[[], str | None], secrets: MetricsSecrets
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "kvtop", ""
@@ -173,7 +173,7 @@ def _make_handler(
             self._answer(with_body=False)
 
         def _answer(self, *, with_body: bool) -> None:
-            if passwords is not None and not _is_allowed(self.headers.get("Authorization", ""), passwords):
+            if not secrets.allow(self.headers.get("Authorization", "")):
                 self._send(HTTPStatus.UNAUTHORIZED, b"a user and a password are needed\n", with_body=with_body)
                 return
             match self.path.partition("?")[0]:
@@ -212,53 +212,6 @@ def _make_handler(
             """Log nothing: a scrape a second would drown everything else."""
 
     return Handler
-
-
-def _is_allowed(header: str, passwords: frozenset[bytes]) -> bool:
-    scheme, _, encoded = header.partition(" ")
-    if scheme.lower() != "basic":
-        return False
-    try:
-        given = base64.b64decode(encoded.strip(), validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    # Every one is compared, so that the time taken tells nothing.
-    return sum(hmac.compare_digest(given, allowed) for allowed in passwords) > 0
-
-
-def _read_passwords(path: str | None) -> frozenset[bytes] | None:
-    if path is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
-                raise UserError(f"--metrics-auth {path}: everybody can read or write it; chmod 600 it first")
-            text = file.read(_MAX_AUTH_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"--metrics-auth {path}: {(error.strerror or str(error)).lower()}") from error
-    lines = [line.strip() for line in text.splitlines()]
-    found = [line for line in lines if line and not line.startswith(b"#")]
-    if len(text) > _MAX_AUTH_BYTES or not found or any(not all(line.partition(b":")[::2]) for line in found):
-        raise UserError(f"--metrics-auth {path}: needs lines of USER:PASSWORD, at least one")
-    return frozenset(found)
-
-
-def _tls_context(address: MetricsAddress) -> ssl.SSLContext | None:
-    if address.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    where = f"--metrics-tls-cert {address.tls_cert}, --metrics-tls-key {address.tls_key}"
-    try:
-        # An encrypted key must not make anybody wait for a passphrase to be typed.
-        context.load_cert_chain(address.tls_cert, address.tls_key, password=lambda: "")
-    except ssl.SSLError as error:
-        raise UserError(
-            f"{where}: not a certificate and its key without a passphrase, in PEM ({error.reason or error})"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{where}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from error
-    return context
 
 
 def _why_not_listening(error: OSError | UnicodeError) -> str:

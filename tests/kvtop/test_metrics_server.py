@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import os
 import shutil
 import socket
 import ssl
@@ -22,6 +23,7 @@ from kvtop import metrics_server as server_module
 from kvtop.errors import UserError
 from kvtop.exporter import Exporter, start_exporter
 from kvtop.metrics_address import MetricsAddress
+from kvtop.metrics_secrets import MetricsSecrets
 from kvtop.metrics_server import MAX_CLIENTS, MetricsServer
 from kvtop.model.view import View
 
@@ -227,8 +229,12 @@ def test_a_file_of_passwords_that_cannot_be_used_is_one_clear_line(tmp_path, tex
 def tls_files(tmp_path_factory) -> tuple[str, str]:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def make_certificate(folder: Path) -> tuple[str, str]:
+    """Make a certificate of this machine by its own word; return its file and its key's."""
+    cert, key = str(folder / "made-cert.pem"), str(folder / "made-key.pem")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     command += ["-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost"]
     subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True, timeout=30)
@@ -274,6 +280,62 @@ def test_keys_that_cannot_be_used_are_one_clear_line(tmp_path, tls_files):
         ):
             pass
         assert "\n" not in str(caught.value)
+
+
+# -- files that change -----------------------------------------------------------------------------
+
+
+def replace(path: str, text: str) -> None:
+    """Put another file in a file's place, as tools do that renew certificates."""
+    fresh = Path(path + ".new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    fresh.rename(path)
+
+
+def test_changed_passwords_hold_and_unusable_ones_change_nothing(auth_file):
+    said: list[str] = []
+    secrets = MetricsSecrets(MetricsAddress("127.0.0.1", 0, auth_file=str(auth_file)), said.append)
+    old, new = basic("prometheus:s:3cret"), basic("prometheus:other")
+    secrets.refresh()
+    assert (secrets.allow(old), secrets.allow(new)) == (True, False)
+    replace(str(auth_file), "nobody\n")
+    for _ in range(3):
+        secrets.refresh()
+    assert secrets.allow(old)
+    assert len(said) == 1, "once a change, not once a look"
+    assert said[0].endswith("at least one; what was read before still holds")
+    auth_file.unlink()
+    secrets.refresh()
+    assert secrets.allow(old)
+    assert "no such file" in said[1]
+    replace(str(auth_file), "prometheus:other\n")
+    secrets.refresh()
+    assert (secrets.allow(old), secrets.allow(new)) == (False, True)
+
+
+def test_a_password_out_of_a_pipe_is_read_once(tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, b"a:b\n")
+    os.close(writing)
+    try:
+        secrets = MetricsSecrets(MetricsAddress("127.0.0.1", 0, auth_file=f"/dev/fd/{reading}"))
+        secrets.refresh()
+        assert secrets.allow(basic("a:b"))
+    finally:
+        os.close(reading)
+
+
+def test_a_server_takes_a_renewed_certificate(tmp_path, tls_files):
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    for source, copy in zip(tls_files, (cert, key), strict=True):
+        shutil.copy(source, copy)
+    with serving(tls_cert=cert, tls_key=key) as exporter:
+        first = ssl.get_server_certificate((exporter.host, exporter.port), timeout=5)
+        fresh_cert, fresh_key = make_certificate(tmp_path)
+        replace(cert, Path(fresh_cert).read_text())  # the key is still the old one: both or none
+        replace(key, Path(fresh_key).read_text())
+        until(lambda: ssl.get_server_certificate((exporter.host, exporter.port), timeout=5) != first)
 
 
 # -- hostile clients -------------------------------------------------------------------------------
