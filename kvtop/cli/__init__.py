@@ -14,28 +14,36 @@ from typing import NoReturn
 import click
 
 from allocator.errors import AllocatorError, ConfigError
+from kvtop.cli.options import Messages
 from kvtop.cli.root import cli
 from kvtop.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, KvtopError
+from kvtop.log import Log
 
 __all__ = ["cli", "main", "run"]
 
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; every failure is one line on stderr."""
+    messages = Messages()
+
+    def fail(text: str, code: int) -> int:
+        Log(messages.form).error(" ".join(text.split()))
+        return code
+
     try:
-        result = cli.main(args=args, prog_name="kvtop", standalone_mode=False)
+        result = cli.main(args=args, prog_name="kvtop", standalone_mode=False, obj=messages)
     except click.Abort:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return fail("interrupted", EXIT_INTERRUPTED)
     except KvtopError as error:
-        return _fail(str(error), error.exit_code)
+        return fail(str(error), error.exit_code)
     except click.ClickException as error:
-        return _fail(_one_line(error), EXIT_USAGE)
+        return fail(_one_line(error), EXIT_USAGE)
     except ConfigError as error:
-        return _fail(str(error), EXIT_USAGE)
+        return fail(str(error), EXIT_USAGE)
     except AllocatorError as error:
-        return _fail(str(error), EXIT_FAILED)
+        return fail(str(error), EXIT_FAILED)
     except MemoryError:
-        return _fail("out of memory: fewer --blocks, a smaller --geometry, or --geometry none", EXIT_FAILED)
+        return fail("out of memory: fewer --blocks, a smaller --geometry, or --geometry none", EXIT_FAILED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
@@ -54,14 +62,6 @@ def _one_line(error: click.ClickException) -> str:
         case _:
             text = " ".join(error.format_message().split()).rstrip(".")
             return f"{text[:1].lower()}{text[1:]}; --help says what is allowed"
-
-
-def _fail(text: str, code: int) -> int:
-    one_line = " ".join(text.split())
-    # What is told may hold a file's name or its text: nothing of it may steer the terminal.
-    safe = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in one_line)
-    print(f"kvtop: {safe}", file=sys.stderr)
-    return code
 
 
 def main() -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import click
@@ -12,7 +13,7 @@ from allocator.fault_kinds import DEFAULT_RATE, FAULT_KINDS, FAULTS
 from allocator.geometry import GEOMETRY_NAMES
 from kvtop.cli.values import FAULT, RATIO, SCALE, SECONDS, SPEED, WORD, Flag, one_of, real, whole
 from kvtop.errors import EXIT_OK
-from kvtop.log import LOG_FORMATS
+from kvtop.log import LOG_FORMATS, LogFormat
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -38,7 +39,33 @@ def option(*names: str, **settings: Any) -> Callable[[_F], _F]:
     return click.option(*names, **settings)
 
 
+@dataclass
+class Messages:
+    """How one call of the command line tells what goes wrong.
+
+    Attributes:
+        form: As ``--log-format`` says, from the moment it has been read.
+    """
+
+    form: LogFormat = "text"
+
+
+def _keep_form(ctx: click.Context, _param: click.Parameter, form: LogFormat | None) -> LogFormat:
+    messages: Messages = ctx.ensure_object(Messages)
+    messages.form = form or messages.form
+    return messages.form
+
+
 CONFIG: Final = "--config"
+
+#: Read before the others, so that what is wrong with them is told in this form.
+LOG_OPTION: Final = option(
+    "--log-format",
+    type=one_of(*LOG_FORMATS),
+    is_eager=True,
+    callback=_keep_form,
+    help="Form of the messages on stderr (text).",
+)
 
 ENGINE_OPTIONS: Final = (
     option("--blocks", "num_blocks", type=whole(1, MAX_BLOCKS), help="Device pool size (4096)."),
@@ -137,7 +164,7 @@ BOUND_OPTIONS: Final = (
     option("--duration", type=SECONDS, metavar="S", help="Stop after S real seconds."),
     option("--until-done", is_flag=True, help="Stop when every request has ended (a trace does so anyway)."),
     option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text."),
-    option("--log-format", type=one_of(*LOG_FORMATS), help="Form of the messages on stderr (text)."),
+    LOG_OPTION,
 )
 
 

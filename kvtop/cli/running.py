@@ -78,6 +78,6 @@ def _run_headless(ctx: click.Context, *, is_check: bool) -> int:
         as_json=params["as_json"],
         is_check=is_check,
         started_s=started_s,
-        log_format=params["log_format"] or "text",
+        log_format=params["log_format"],
         reload=lambda: read()[1],
     )

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from kvtop.cli.asked import metrics_address
+from kvtop.cli.options import LOG_OPTION
 from kvtop.cli.values import SECONDS, SPEED, WORD, one_of, whole
 from kvtop.ctl import CtlGroup, aim
 from kvtop.errors import UserError
-from kvtop.log import LOG_FORMATS, LogFormat
 
 
 @click.command("replay")
@@ -74,7 +74,7 @@ def replay_command(
 @click.option("--metrics-tls-cert", metavar="FILE", help="Serve them over TLS with this certificate chain, in PEM.")
 @click.option("--metrics-tls-key", metavar="FILE", help="Its key, in PEM, without a passphrase.")
 @click.option("--metrics-auth", metavar="FILE", help="Ask for a user and a password: lines of USER:PASSWORD.")
-@click.option("--log-format", type=one_of(*LOG_FORMATS), help="Form of the messages on stderr (text).")
+@LOG_OPTION
 def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> int:
     """Open the console on a running engine, which goes on when the console is closed.
 
@@ -105,8 +105,7 @@ def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> i
     if address is not None:
         from kvtop.exporting import run_exporting
 
-        form: LogFormat = params["log_format"] or "text"
-        return run_exporting(targets, options, address=address, log_format=form)
+        return run_exporting(targets, options, address=address, log_format=params["log_format"])
     from kvtop.console import run_attached
 
     return run_attached(targets, options)

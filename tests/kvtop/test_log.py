@@ -14,6 +14,7 @@ from allocator.commands import Pause, Pin
 from allocator.plans import Outcome, Plan
 from kvtop import audit
 from kvtop.audit import AuditLog
+from kvtop.cli import run
 from kvtop.log import Log
 
 
@@ -96,3 +97,22 @@ def test_an_audit_log_that_cannot_be_written_is_told_and_no_link_is_followed(tmp
     assert len(said) == 2
     assert all("cannot be written" in text for text in said)
     assert os.path.getsize(victim) == 0
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "--blocks", "x", "--log-format", "json"],
+        ["run", "--log-format=json", "--trace", "nowhere.csv"],
+        ["check", "--log-format", "json", "--watermark", "7"],
+        ["attach", "nonsense://x", "--log-format", "json", "--headless", "--metrics-port", "0"],
+    ],
+)
+def test_what_is_wrong_with_the_command_line_is_told_in_the_form_asked_for(
+    args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(args) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert said["level"] == "error"
+    assert said["text"]
