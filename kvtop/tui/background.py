@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kvtop.errors import KvtopError
+
 #: Tasks that may wait for the command thread.
 _MAX_TASKS: Final = 64
 
@@ -72,3 +74,8 @@ class Background:
             # The thread's own traceback would be written across the screen.
             if not self.stopping.is_set():
                 self._on_crash(error)
+
+
+def reason(error: BaseException) -> str:
+    """Return an error's text; one that is not ours is an internal fault and says its kind too."""
+    return str(error) if isinstance(error, KvtopError) else f"internal fault: {type(error).__name__}: {error}"

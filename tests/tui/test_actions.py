@@ -44,7 +44,7 @@ from kvtop.recording.reader import Recording
 from kvtop.recording.writer import RecordedEngine, RecordingWriter
 from kvtop.sources.recorded import RecordedOperations, RecordedSource
 from kvtop.tui.actions import ACTIONS
-from kvtop.tui.app import next_speed
+from kvtop.tui.engine_actions import next_speed
 from kvtop.tui.messages import PlanReady
 from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.help import HelpScreen

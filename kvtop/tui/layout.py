@@ -1,0 +1,98 @@
+"""The layout: which panes there are, and which of them a screen of which size shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from kvtop.tui.actions import Action
+from kvtop.tui.look import Look
+from kvtop.tui.widgets.block_map import BlockMap
+from kvtop.tui.widgets.header import Header
+from kvtop.tui.widgets.inspector import Inspector, InspectorLine
+from kvtop.tui.widgets.panes import MIN_HEIGHT, MIN_WIDTH, EventLine, Events, Footer, TooSmall, Trends
+from kvtop.tui.widgets.remote import RemotePane
+from kvtop.tui.widgets.sequences import Sequences
+from kvtop.tui.widgets.stage import Stage, Tabs
+
+#: Classes of the screen by its columns and by its rows.
+HORIZONTAL_BREAKPOINTS: Final = [(0, "-thin"), (MIN_WIDTH, "-narrow"), (110, "-wide"), (160, "-huge")]
+VERTICAL_BREAKPOINTS: Final = [(0, "-flat"), (MIN_HEIGHT, "-short"), (32, "-tall")]
+
+CSS: Final = """
+Screen { background: $kv-background; layout: vertical; overflow: hidden; }
+Screen:ansi { background: ansi_default; }
+ModalScreen { background: $kv-background 55%; }
+ModalScreen:ansi { background: transparent; }
+Prompt { background: transparent; }
+#body { height: 1fr; }
+#left { width: 1fr; }
+#right { width: 46; margin-left: 1; display: none; }
+#bottom { height: 6; display: none; }
+#trends { width: 1fr; }
+#events { width: 1fr; margin-left: 1; }
+BlockMap { height: 1fr; }
+#list { display: none; height: 1fr; }
+#log { display: none; height: 1fr; }
+#stage { display: none; width: 1fr; }
+#remote { display: none; height: 1fr; }
+.-remote #remote { display: block; }
+.-remote #left > * { display: none; }
+.-remote #left > #remote { display: block; }
+.-remote #right, .-remote #events, .-remote InspectorLine { display: none !important; }
+TooSmall { display: none; height: 1fr; }
+.-wide #right, .-huge #right { display: block; }
+.-huge #right { width: 42%; }
+.-wide.-tall #bottom, .-huge.-tall #bottom { display: block; }
+.-wide InspectorLine, .-huge InspectorLine { display: none; }
+.-narrow.-see-sequences #map, .-narrow.-see-events #map { display: none; }
+.-narrow.-see-sequences #list, .-narrow.-see-events #log { display: block; }
+.-wide.-short.-see-events #map, .-huge.-short.-see-events #map { display: none; }
+.-wide.-short.-see-events #log, .-huge.-short.-see-events #log { display: block; }
+.-see-panel #right, .-see-panel #left { display: none; }
+.-see-panel #stage { display: block; }
+.-huge.-see-panel #left { display: block; }
+.-huge.-see-panel #stage { margin-left: 1; }
+.-big.-big-map #right, .-big.-big-sequences #left, .-big.-big-sequences #inspector { display: none; }
+.-big.-big-sequences #right { width: 1fr; margin-left: 0; }
+.-big.-big-events #body, .-big.-big-events #trends { display: none; }
+.-tall.-big.-big-map #bottom, .-tall.-big.-big-sequences #bottom { display: none; }
+.-tall.-big.-big-events #bottom { height: 1fr; }
+.-big.-big-events #events { margin-left: 0; }
+.-thin Tabs, .-flat Tabs { display: none; }
+.-thin Header, .-flat Header, .-thin #body, .-flat #body, .-thin #bottom, .-flat #bottom { display: none; }
+.-thin InspectorLine, .-flat InspectorLine, .-thin EventLine, .-flat EventLine { display: none; }
+.-thin Footer, .-flat Footer { display: none; }
+.-thin TooSmall, .-flat TooSmall { display: block; }
+"""
+
+
+def panes(look: Look, refusal: Callable[[Action], str | None]) -> ComposeResult:
+    """Yield every pane there is.
+
+    Args:
+        look: How they are drawn.
+        refusal: Says why an action cannot be done.
+    """
+    yield Header(look)
+    yield Tabs(look)
+    with Horizontal(id="body"):
+        with Vertical(id="left"):
+            yield BlockMap(look, id="map")
+            yield Sequences(look, id="list")
+            yield Events(look, id="log")
+            yield RemotePane(look, id="remote")
+        with Vertical(id="right"):
+            yield Inspector(look, id="inspector")
+            yield Sequences(look, id="sequences")
+        yield Stage(look, id="stage")
+    with Horizontal(id="bottom"):
+        yield Trends(look, id="trends")
+        yield Events(look, id="events")
+    yield InspectorLine(look)
+    yield EventLine(look)
+    yield Footer(look, refusal)
+    yield TooSmall(look)

@@ -1,0 +1,72 @@
+"""WindActions: a recording is wound back and on, and jumped through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from allocator.commands import Pause
+from allocator.plans import Outcome
+from kvtop.errors import KvtopError
+from kvtop.model import format as fmt
+from kvtop.recording.framing import Mark
+from kvtop.sources.recorded import RecordedSource
+from kvtop.tui.background import reason
+from kvtop.tui.engine_actions import EngineActions
+from kvtop.tui.messages import CommandFinished
+
+#: What the keys that jump in a recording look for.
+_JUMPS: Final = (
+    ("event of interest", Mark.PREEMPTION | Mark.EVICTION | Mark.FAULT | Mark.COMMAND),
+    ("preemption", Mark.PREEMPTION),
+    ("eviction", Mark.EVICTION),
+    ("fault", Mark.FAULT),
+    ("command", Mark.COMMAND),
+)
+
+
+class WindActions(EngineActions):
+    """What the keys do to a recording. ``KvtopApp`` is the only subclass."""
+
+    _jump = 0
+
+    def action_wind(self, way: str) -> None:
+        def wind(source: RecordedSource) -> Outcome:
+            step = source.scrub(-1) if way == "moment" else source.scrub_time(-1.0 if way == "back" else 1.0)
+            return Outcome(ok=True, message=f"step {fmt.count(step)}")
+
+        self._wind(wind)
+
+    def action_jump(self, way: str) -> None:
+        name, marks = _JUMPS[self._jump]
+
+        def jump(source: RecordedSource) -> Outcome:
+            step = source.jump(marks, 1 if way == "next" else -1)
+            where = "after" if way == "next" else "before"
+            if step is None:
+                return Outcome(ok=False, message=f"no {name} {where} this moment")
+            return Outcome(ok=True, message=f"{name} at step {fmt.count(step)}")
+
+        self._wind(jump)
+
+    def action_jump_kind(self) -> None:
+        if self._may("jump_kind") is not None:
+            self._jump = (self._jump + 1) % len(_JUMPS)
+            self.say(f"n and b go to the next and the last {_JUMPS[self._jump][0]}")
+
+    def _wind(self, work: Callable[[RecordedSource], Outcome]) -> None:
+        """Wind the recording on the command thread: its file is read for that."""
+        attachment = self._may("wind")
+        if attachment is None or not isinstance(attachment.source, RecordedSource):
+            return
+        source = attachment.source
+
+        def run() -> None:
+            try:
+                outcome = work(source)
+            except KvtopError as error:
+                outcome = Outcome(ok=False, message=reason(error))
+            self._post(CommandFinished(Pause(), outcome))
+
+        if not self._background.submit(run):
+            self.say("too many commands are waiting", "bad")
