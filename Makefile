@@ -7,12 +7,13 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 SETUP  := pyproject.toml constraints.txt
 
-.PHONY: help run install test lint test-long screenshots bench bench-peers clean
+.PHONY: help run install test lint test-long test-engines screenshots bench bench-peers clean
 
 help:
 	@echo 'make run [ARGS="…"]   open the console on the embedded engine (ARGS="run --json" and so on work too)'
 	@echo 'make test             lint, types, import rules, tests'
 	@echo 'make test-long        the same, with the slow tests, more random examples and planted bugs'
+	@echo 'make test-engines     against real servers, where KVTOP_ENGINES says they are installed (see tests/engines)'
 	@echo 'make screenshots      draw the pictures in screenshots/ from real runs'
 	@echo 'make bench [ARGS="…"] measure this machine: replay, allocator, locks'
 	@echo 'make bench-peers      the allocator side by side with its peers (see tests/bench/peers/bench_peers.py)'
@@ -33,8 +34,11 @@ lint: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 test-long: lint
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m "slow or not slow" --timeout=900 $(ARGS)
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m "not engines" --timeout=900 $(ARGS)
 	$(BIN)/python tests/mutation/run.py
+
+test-engines: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
 
 screenshots: $(VENV)/.installed-test
 	$(BIN)/python scripts/screenshots.py $(ARGS)
