@@ -187,7 +187,7 @@ Command: TypeAlias = (
 )
 
 
-def command_name(command: Command | type[Command]) -> str:
+def command_name(command: msgspec.Struct | type[msgspec.Struct]) -> str:
     """Return the name of a command, or of a kind of them, as scripts and logs write it: ``SwapOut`` is ``swap-out``."""
     kind = command if isinstance(command, type) else type(command)
     return "".join(f"-{c.lower()}" if c.isupper() else c for c in kind.__name__).lstrip("-")

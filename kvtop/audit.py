@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from allocator.commands import Command
 from allocator.plans import Outcome, Plan
+from kvtop.serving_commands import AnyCommand
 
 #: Bytes after which a file is set aside as ``….1`` and a new one begun.
 MAX_BYTES: Final = 8 << 20
@@ -37,7 +37,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     engine: str
     pid: int | None
     uid: int | None
-    command: Command
+    command: AnyCommand
     plan: Plan | None
     outcome: Outcome | None
     error: str | None = None
@@ -71,7 +71,7 @@ class AuditLog:
         self,
         engine: str,
         who: tuple[int | None, int | None],
-        command: Command,
+        command: AnyCommand,
         plan: Plan | None,
         outcome: Outcome | None,
         error: str | None = None,

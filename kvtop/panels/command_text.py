@@ -11,6 +11,7 @@ import msgspec
 
 from allocator.commands import Command, command_name
 from kvtop.errors import UserError
+from kvtop.serving_commands import AnyCommand, ServingCommand
 
 #: Words for a field that may be left open.
 _OPEN: Final = frozenset({"none", "all", "max"})
@@ -18,15 +19,14 @@ _OPEN: Final = frozenset({"none", "all", "max"})
 _MAX_IDS: Final = 10_000
 
 
-def _kinds() -> Mapping[str, type[Any]]:
-    found = {}
-    for kind in typing.get_args(Command):
-        found["".join(f"-{c.lower()}" if c.isupper() else c for c in kind.__name__).lstrip("-")] = kind
-    return found
+def _kinds(commands: Any) -> Mapping[str, type[Any]]:
+    return {command_name(kind): kind for kind in typing.get_args(commands)}
 
 
-#: Name → class of every engine command.
-KINDS: Final = _kinds()
+#: Name → class of every command of our own engine, and of inference servers that are not ours.
+OWN_KINDS: Final = _kinds(Command)
+SERVING_KINDS: Final = _kinds(ServingCommand)
+KINDS: Final = {**OWN_KINDS, **SERVING_KINDS}
 
 
 def usage(name: str) -> str:
@@ -34,7 +34,7 @@ def usage(name: str) -> str:
     words = [name]
     for field in msgspec.structs.fields(KINDS[name]):
         word = field.name.upper()
-        if _is_ids(field):
+        if _is_many(field):
             word += "…"
         words.append(word if field.required else f"[{word}]")
     return " ".join(words)
@@ -45,7 +45,7 @@ def summary(name: str) -> str:
     return (KINDS[name].__doc__ or "").strip().splitlines()[0].replace("``", "")
 
 
-def parse_command(text: str) -> Command:
+def parse_command(text: str) -> AnyCommand:
     """Return the command that ``text`` names: ``resize 900``, ``compact longest-run max_moves=100``, ``pin 4 10-20``.
 
     Raises:
@@ -57,8 +57,9 @@ def parse_command(text: str) -> Command:
         raise UserError(f"{name}: no such command; Tab lists them")
     fields = list(msgspec.structs.fields(kind))
     values: dict[str, Any] = {}
-    if fields and _is_ids(fields[0]):
-        values[fields[0].name] = _ids(name, words)
+    if fields and _is_many(fields[0]):
+        if words or fields[0].required:
+            values[fields[0].name] = _ids(name, words) if _is_ids(fields[0]) else words
     else:
         open_fields = [f.name for f in fields]
         for word in words:
@@ -75,14 +76,18 @@ def parse_command(text: str) -> Command:
     if missing:
         raise UserError(f"{usage(name)}: {missing[0].upper()} is missing")
     try:
-        command: Command = msgspec.convert({**values, "type": kind.__name__}, kind, strict=False)
+        command: AnyCommand = msgspec.convert({**values, "type": kind.__name__}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise UserError(f"{name}: {_plain(error)}") from None
     return command
 
 
-def _is_ids(field: msgspec.structs.FieldInfo) -> bool:
+def _is_many(field: msgspec.structs.FieldInfo) -> bool:
     return typing.get_origin(field.type) is tuple
+
+
+def _is_ids(field: msgspec.structs.FieldInfo) -> bool:
+    return _is_many(field) and typing.get_args(field.type)[0] is int
 
 
 def _ids(name: str, words: list[str]) -> list[int]:
@@ -107,13 +112,16 @@ def _plain(error: msgspec.ValidationError) -> str:
     return f"{field}: {problem[:1].lower()}{problem[1:]}" if at else problem
 
 
-def describe(command: Command) -> str:
+def describe(command: AnyCommand) -> str:
     """Return a command as it would be typed."""
     parts = [command_name(command)]
     for field in msgspec.structs.fields(command):
         value = getattr(command, field.name)
         if isinstance(value, tuple):
-            parts.append(f"{len(value)} blocks" if len(value) > 8 else " ".join(map(str, value)))
+            if value:
+                parts.append(f"{len(value)} blocks" if len(value) > 8 else " ".join(map(str, value)))
+        elif isinstance(value, bool):
+            parts.append(f"{field.name}={str(value).lower()}")
         elif value is not None:
             parts.append(str(value))
     return " ".join(parts)

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from allocator.commands import Command
+from allocator.commands import command_name
 from allocator.plans import Outcome, Plan
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, Observation
+from kvtop.operations import NOT_OFFERED
 from kvtop.runner import EngineRunner
+from kvtop.serving_commands import AnyCommand, ServingCommand
 from kvtop.sources.local import NO_HOST_TIER
 
 #: Seconds ``close`` waits for the engine's thread.
@@ -72,10 +74,14 @@ class InProcessOperations:
     def __init__(self, runner: EngineRunner) -> None:
         self._runner = runner
 
-    def plan(self, command: Command, timeout_s: float = 5.0) -> Plan:
+    def plan(self, command: AnyCommand, timeout_s: float = 5.0) -> Plan:
         """Return what ``command`` would do; see ``Operations``."""
+        if isinstance(command, ServingCommand):
+            return Plan(command_name(command), refusal=NOT_OFFERED)
         return self._runner.plan(command, timeout_s)
 
-    def apply(self, command: Command, timeout_s: float = 60.0) -> Outcome:
+    def apply(self, command: AnyCommand, timeout_s: float = 60.0) -> Outcome:
         """Do ``command`` at the next step boundary; see ``Operations``."""
+        if isinstance(command, ServingCommand):
+            return Outcome(ok=False, message=NOT_OFFERED)
         return self._runner.apply(command, timeout_s)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from allocator.block_map import BlockMapError, BlockMapReader, Publication
-from allocator.commands import Command
+from allocator.commands import command_name
 from allocator.plans import Outcome, Plan
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, Observation
+from kvtop.operations import NOT_OFFERED
 from kvtop.server import table_from_bytes
+from kvtop.serving_commands import AnyCommand, ServingCommand
 from kvtop.wire import Client, WireError, WireTimeout
 
 NO_HOST_TIER: Final = "this engine has no host tier; --swap-blocks gives it one"
@@ -108,15 +110,19 @@ class LocalOperations:
     def __init__(self, link: EngineLink) -> None:
         self._link = link
 
-    def plan(self, command: Command, timeout_s: float = 5.0) -> Plan:
+    def plan(self, command: AnyCommand, timeout_s: float = 5.0) -> Plan:
         """Return what ``command`` would do; see ``Operations``."""
+        if isinstance(command, ServingCommand):
+            return Plan(command_name(command), refusal=NOT_OFFERED)
         try:
             return self._link.commanding.plan(command, timeout_s)
         except WireError as error:
             raise SourceError(self._link.loss() or str(error)) from None
 
-    def apply(self, command: Command, timeout_s: float = 60.0) -> Outcome:
+    def apply(self, command: AnyCommand, timeout_s: float = 60.0) -> Outcome:
         """Do ``command`` at the next step boundary; see ``Operations``."""
+        if isinstance(command, ServingCommand):
+            return Outcome(ok=False, message=NOT_OFFERED)
         try:
             return self._link.commanding.apply(command, timeout_s)
         except WireError as error:

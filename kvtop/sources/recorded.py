@@ -14,13 +14,14 @@ from typing import Final
 
 import msgspec
 
-from allocator.commands import Command, Pause, Resume, SetSpeed, Step, command_name
+from allocator.commands import Pause, Resume, SetSpeed, Step, command_name
 from allocator.config import STEP_S
 from allocator.plans import Outcome, Plan
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, Observation
 from kvtop.recording.framing import Mark, RecordingError
 from kvtop.recording.reader import Recording
+from kvtop.serving_commands import AnyCommand
 
 _READ_ONLY: Final = "a recording takes no commands"
 _NO_HOST_TIER: Final = "the recorded engine had no host tier"
@@ -206,13 +207,13 @@ class RecordedOperations:
     def __init__(self, source: RecordedSource) -> None:
         self._source = source
 
-    def plan(self, command: Command, timeout_s: float = 5.0) -> Plan:
+    def plan(self, command: AnyCommand, timeout_s: float = 5.0) -> Plan:
         """Return what ``command`` would do; see ``Operations``."""
         if isinstance(command, Pause | Resume | Step | SetSpeed):
             return Plan(summary=f"{command_name(command)} the recording")
         return Plan(summary=command_name(command), refusal=_READ_ONLY)
 
-    def apply(self, command: Command, timeout_s: float = 60.0) -> Outcome:
+    def apply(self, command: AnyCommand, timeout_s: float = 60.0) -> Outcome:
         """Play as ``command`` says; see ``Operations``."""
         match command:
             case Pause():

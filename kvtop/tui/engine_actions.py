@@ -9,7 +9,6 @@ from typing import Final
 
 from allocator.commands import (
     Cancel,
-    Command,
     Compact,
     CompactGoal,
     EvictCached,
@@ -35,6 +34,7 @@ from allocator.ids import BlockFlag
 from allocator.plans import Outcome, Plan
 from kvtop.attachment import Attachment
 from kvtop.model import format as fmt
+from kvtop.serving_commands import AnyCommand
 from kvtop.sources.recorded import RecordedSource
 from kvtop.tui.actions import Action, action_of
 from kvtop.tui.background import reason
@@ -98,7 +98,7 @@ class EngineActions(LookActions):
             return None
         return self.attachment
 
-    def _apply(self, command: Command) -> None:
+    def _apply(self, command: AnyCommand) -> None:
         attachment = self.attachment
         if attachment is None:
             return
@@ -123,12 +123,12 @@ class EngineActions(LookActions):
         else:
             self.say(f"refused: {outcome.message}", "bad")
 
-    def _open_sheet(self, name: str, title: str, offer: Command | list[Choice] | NumberField) -> None:
+    def _open_sheet(self, name: str, title: str, offer: AnyCommand | list[Choice] | NumberField) -> None:
         attachment = self._may(name)
         if attachment is None:
             return
 
-        def ask(sheet: ActionSheet, request: int, command: Command) -> None:
+        def ask(sheet: ActionSheet, request: int, command: AnyCommand) -> None:
             def work() -> None:
                 if not sheet.wants(request):
                     return
@@ -142,7 +142,7 @@ class EngineActions(LookActions):
             if not self._background.submit(work):
                 sheet.post_message(PlanReady(request, Plan("busy", refusal="too many commands are waiting")))
 
-        def answer(command: Command | None) -> None:
+        def answer(command: AnyCommand | None) -> None:
             if command is not None:
                 self.say(f"{command_name(command)}…")
                 self._apply(command)
@@ -215,7 +215,7 @@ class EngineActions(LookActions):
     def action_resize(self) -> None:
         total = self.view.device.numbers.total if self.view.device else 0
 
-        def make(text: str) -> Command | str:
+        def make(text: str) -> AnyCommand | str:
             if not text:
                 return "type the new number of blocks"
             number = int(text)
@@ -227,7 +227,7 @@ class EngineActions(LookActions):
         self._open_sheet("resize", f"Resize the device pool of {fmt.blocks(total)}", field)
 
     def action_evict(self) -> None:
-        def make(text: str) -> Command | str:
+        def make(text: str) -> AnyCommand | str:
             if not text:
                 return EvictCached(None)
             return EvictCached(int(text)) if int(text) >= 1 else "0: at least 1 block, or nothing typed for all"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Final
 
 from textual.screen import Screen
 
-from allocator.commands import Command, Pause, Resume, SetSpeed, Step
+from allocator.commands import Pause, Resume, SetSpeed, Step
 from allocator.plans import Outcome
 from kvtop.errors import UserError
 from kvtop.model.view import View
 from kvtop.panels import command_text, export
 from kvtop.panels.catalog import CONTENTS
 from kvtop.panels.content import Asked
+from kvtop.serving_commands import AnyCommand
 from kvtop.tui.actions import ACTIONS, Action
 from kvtop.tui.background import Background
 from kvtop.tui.look import Look
@@ -84,7 +86,7 @@ class LookActions(MapActions):
     def _may(self, name: str) -> Any:
         raise NotImplementedError
 
-    def _apply(self, command: Command) -> None:
+    def _apply(self, command: AnyCommand) -> None:
         raise NotImplementedError
 
     def _open_sheet(self, name: str, title: str, offer: Any) -> None:
@@ -232,18 +234,23 @@ class LookActions(MapActions):
 
         self.push_screen(Prompt(self.look, ": a command", suggest=self.suggest, past=tuple(self._lines)), answer)
 
+    @property
+    def _kinds(self) -> Mapping[str, Any]:
+        """The commands of the engine that is shown: of ours, or of a server that is not ours."""
+        return command_text.OWN_KINDS if self.view.remote is None else command_text.SERVING_KINDS
+
     def suggest(self, typed: str) -> list[tuple[str, str]]:
         """Return the lines that begin with what was typed, and what they do."""
         name, space, _ = typed.partition(" ")
         if space:
-            use = LOOKS[name][0] if name in LOOKS else command_text.usage(name) if name in command_text.KINDS else ""
+            use = LOOKS[name][0] if name in LOOKS else command_text.usage(name) if name in self._kinds else ""
             choices = [w for w in use.partition(" ")[2].split(" ")[0].split("|") if w.islower()]
             if name == "panel":
                 choices = list(PANELS)
             found = [(f"{name} {choice}", "") for choice in choices if f"{name} {choice}".startswith(typed)]
             return found or ([(use, "")] if use else [])
         known = {name: (use, words) for name, (use, words) in LOOKS.items()}
-        known |= {name: (command_text.usage(name), command_text.summary(name)) for name in command_text.KINDS}
+        known |= {name: (command_text.usage(name), command_text.summary(name)) for name in self._kinds}
         known |= {_line_of(a): (_line_of(a), a.help) for a in ACTIONS if a.help and _line_of(a) not in known}
         return [(name, words) for name, (_, words) in sorted(known.items()) if name.startswith(typed)]
 
@@ -256,7 +263,7 @@ class LookActions(MapActions):
                 return
             # A command's own name wins over an action's of the same name unless nothing was said with it.
             action = next((a for a in ACTIONS if _line_of(a) == name), None)
-            if name in command_text.KINDS and (rest or action is None or action.sheet is False):
+            if name in self._kinds and (rest or action is None or action.sheet is False):
                 self._command_line(command_text.parse_command(text))
             elif action is not None:
                 self.call_later(self.run_action, action.name)
@@ -265,7 +272,7 @@ class LookActions(MapActions):
         except UserError as error:
             self.say(str(error), "bad")
 
-    def _command_line(self, command: Command) -> None:
+    def _command_line(self, command: AnyCommand) -> None:
         if isinstance(command, _AT_ONCE):
             if self._may("pause") is not None:
                 self._apply(command)
@@ -334,7 +341,7 @@ class LookActions(MapActions):
     def on_exported(self, message: Exported) -> None:
         self.say(message.text, "good" if message.ok else "bad")
 
-    def _note_command(self, command: Command, outcome: Outcome, at: str) -> None:
+    def _note_command(self, command: AnyCommand, outcome: Outcome, at: str) -> None:
         self._asked.append((at, command_text.describe(command), outcome.ok, outcome.message))
 
 

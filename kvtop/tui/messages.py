@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from textual.message import Message
 
-from allocator.commands import Command
 from allocator.plans import Outcome, Plan
 from kvtop.attachment import Attachment
+from kvtop.serving_commands import AnyCommand
 
 
 class Connected(Message):
@@ -48,7 +48,7 @@ class PlanReady(Message):
 class CommandFinished(Message):
     """A command was applied or refused; a far end that is gone is an outcome too."""
 
-    def __init__(self, command: Command, outcome: Outcome) -> None:
+    def __init__(self, command: AnyCommand, outcome: Outcome) -> None:
         super().__init__()
         self.command, self.outcome = command, outcome
 

@@ -44,6 +44,7 @@ from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.model.observation import Focus, Observation
 from kvtop.operations import Operations, ReadOnly
 from kvtop.runner import EngineRunner
+from kvtop.serving_commands import AnyCommand, EraseSlot, ResetPrefixCache
 from kvtop.sources.base import Source
 from kvtop.sources.in_process import InProcessOperations, InProcessSource
 from kvtop.sources.local import LocalOperations, LocalSource
@@ -78,7 +79,7 @@ COMMANDS: tuple[Command, ...] = (
     InjectFault("host-tier-full", 2),
 )
 #: Each must be refused, with words, and change nothing.
-IMPOSSIBLE: tuple[Command, ...] = (
+IMPOSSIBLE: tuple[AnyCommand, ...] = (
     Step(0),
     Step(-5),
     SetSpeed(0.0),
@@ -113,6 +114,8 @@ IMPOSSIBLE: tuple[Command, ...] = (
     InjectFault("stuck-executor", 1, 1e9),
     InjectFault("lost-client", 0),
     InjectFault("flipped-bit"),
+    ResetPrefixCache(),
+    EraseSlot(0),
 )
 
 
@@ -190,7 +193,7 @@ def test_there_is_one_command_of_each_kind() -> None:
 
 def test_every_command_can_be_planned_and_planning_changes_nothing(door: Door) -> None:
     before = door.look()
-    for command in COMMANDS + IMPOSSIBLE:
+    for command in (*COMMANDS, *IMPOSSIBLE):
         plan = door.operations.plan(command)
         assert isinstance(plan, Plan)
         assert plan.summary
@@ -207,7 +210,7 @@ def test_every_command_has_an_outcome(door: Door) -> None:
 
 
 @pytest.mark.parametrize("command", IMPOSSIBLE, ids=repr)
-def test_the_impossible_is_refused_and_changes_nothing(command: Command) -> None:
+def test_the_impossible_is_refused_and_changes_nothing(command: AnyCommand) -> None:
     made = in_process(runs=False)
     door = next(made)
     door.operations.apply(Pause())
@@ -255,7 +258,7 @@ def test_a_plan_and_its_outcome_agree(door: Door) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=repr)
-def test_read_only_refuses_everything_with_its_reason(command: Command) -> None:
+def test_read_only_refuses_everything_with_its_reason(command: AnyCommand) -> None:
     operations: Operations = ReadOnly("attached without --allow-operations")
     assert operations.plan(command).refusal == "attached without --allow-operations"
     assert operations.apply(command) == Outcome(ok=False, message="attached without --allow-operations")

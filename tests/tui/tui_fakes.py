@@ -11,13 +11,13 @@ import numpy as np
 from textual.pilot import Pilot
 
 from allocator.block_map import BlockArrays
-from allocator.commands import Command
 from allocator.events import Event
 from allocator.ids import BlockFlag, BlockState, Tier
 from allocator.plans import Effect, Outcome, Plan
 from allocator.snapshot import Counters, SequenceRow, Snapshot
 from kvtop.attachment import Attachment
 from kvtop.model.observation import BlockHolders, Focus, Observation
+from kvtop.serving_commands import AnyCommand
 from kvtop.sources.scripted import ScriptedSource, block_arrays
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.widgets.block_map import BlockRef
@@ -139,13 +139,13 @@ _OUTCOME = Outcome(ok=True, message="12 blocks moved", moved_blocks=12, seconds=
 class FakeOperations:
     """Plans the same for everything, refuses what it is told to, and notes what was asked."""
 
-    planned: list[Command] = field(default_factory=list)
-    applied: list[Command] = field(default_factory=list)
+    planned: list[AnyCommand] = field(default_factory=list)
+    applied: list[AnyCommand] = field(default_factory=list)
     refusal: str | None = None
     failure: Exception | None = None
     outcome: Outcome = _OUTCOME
 
-    def plan(self, command: Command, timeout_s: float = 5.0) -> Plan:
+    def plan(self, command: AnyCommand, timeout_s: float = 5.0) -> Plan:
         self.planned.append(command)
         if self.failure is not None:
             raise self.failure
@@ -159,7 +159,7 @@ class FakeOperations:
             refusal=self.refusal,
         )
 
-    def apply(self, command: Command, timeout_s: float = 60.0) -> Outcome:
+    def apply(self, command: AnyCommand, timeout_s: float = 60.0) -> Outcome:
         self.applied.append(command)
         if self.failure is not None:
             raise self.failure

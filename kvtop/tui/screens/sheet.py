@@ -13,9 +13,9 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from allocator.commands import Command
 from allocator.plans import Effect, Plan
 from kvtop.model import format as fmt
+from kvtop.serving_commands import AnyCommand
 from kvtop.tui.look import Look
 from kvtop.tui.messages import PlanReady
 from kvtop.tui.screens.dialog import Dialog
@@ -31,7 +31,7 @@ class Choice:
     """One of several commands that a sheet offers."""
 
     label: str
-    command: Command
+    command: AnyCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class NumberField:
 
     label: str
     start: str
-    make: Callable[[str], Command | str]
+    make: Callable[[str], AnyCommand | str]
     hint: str = ""
 
 
-class ActionSheet(Dialog[Command | None]):
+class ActionSheet(Dialog[AnyCommand | None]):
     """Answers with the command to apply, or ``None`` for no.
 
     Args:
@@ -74,18 +74,18 @@ class ActionSheet(Dialog[Command | None]):
         self,
         look: Look,
         title: str,
-        offer: Command | Sequence[Choice] | NumberField,
-        ask: Callable[[ActionSheet, int, Command], None],
+        offer: AnyCommand | Sequence[Choice] | NumberField,
+        ask: Callable[[ActionSheet, int, AnyCommand], None],
     ) -> None:
         super().__init__()
         self.look = look
         self.heading = title
         self.plan: Plan | None = None
-        self.command: Command | None = None
+        self.command: AnyCommand | None = None
         self.problem = ""
         self._field: NumberField | None = None
         self._choices: tuple[Choice, ...] = ()
-        self._fixed: Command | None = None
+        self._fixed: AnyCommand | None = None
         if isinstance(offer, NumberField):
             self._field = offer
         elif isinstance(offer, Sequence):
