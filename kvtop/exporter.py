@@ -30,7 +30,8 @@ from allocator.metrics import REF_BUCKETS, TierNumbers
 from allocator.snapshot import Counters, Snapshot
 from allocator.timings import BOUNDS_S, TimeCounts, Timings
 from kvtop.compat import VllmCollector
-from kvtop.gpu import GpuCollector, GpuMonitor
+from kvtop.gpu import GpuMonitor
+from kvtop.gpu_metrics import GpuCollector
 from kvtop.metrics_address import MetricsAddress
 from kvtop.metrics_server import MetricsServer
 from kvtop.model.view import View

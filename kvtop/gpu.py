@@ -1,7 +1,7 @@
-"""GPUs of this machine, as NVML tells it: polled by a thread of its own, so that no scrape waits for a driver.
+"""GPUs of this machine, as NVML tells it: polled by a thread of its own, so that nobody waits for a driver.
 
 What goes wrong is a state with a name: of the driver (``DRIVER_STATES``), or of one GPU (``GPU_STATES``). A fact that a
-GPU does not offer, or that this user may not see, is ``None`` and gives no series.
+GPU does not offer, or that this user may not see, is ``None``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 #: ``not-answering``: a call into the driver has not come back. ``starting``: not asked yet.
 DRIVER_STATES: Final = ("ok", "no-library", "no-driver", "no-permission", "error", "not-answering", "starting")
@@ -43,6 +40,28 @@ _MAX_PARENTS: Final = 4
 _T = TypeVar("_T")
 
 
+#: Readings kept, the newest among them, and processes told of one GPU.
+KEPT: Final = 150
+MAX_PROCESSES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        pid: Its number, as the driver sees it.
+        name: Its program; ``None`` where this user may not see it.
+        memory: What it holds; ``None`` where the driver does not tell. [bytes]
+        is_ours: Whether it is this program's.
+    """
+
+    pid: int
+    name: str | None
+    memory: int | None
+    is_ours: bool
+
+
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
     """One GPU, or one slice of a GPU in MIG mode, as it was seen.
@@ -54,8 +73,11 @@ class GpuFacts:
         memory_used, memory_total: [bytes]
         utilization_ratio: Share of the time in which some kernel ran, 0 to 1.
         power_watts, temperature_celsius: As named.
+        power_limit_watts: What it may draw.
         pcie_sent, pcie_received: PCIe traffic over the last moments. [bytes / s]
         kvtop_memory, other_memory: Memory of this program's processes and of all others. [bytes]
+        name: Its model.
+        processes: Who holds its memory, most first, at most ``MAX_PROCESSES``; ``None`` where the driver does not tell.
     """
 
     gpu: str
@@ -70,6 +92,9 @@ class GpuFacts:
     pcie_received: float | None = None
     kvtop_memory: int | None = None
     other_memory: int | None = None
+    name: str | None = None
+    power_limit_watts: float | None = None
+    processes: tuple[GpuProcess, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +113,7 @@ class GpuMonitor:
         nvml: The NVML binding; ``None`` takes the installed one.
         clock: Real seconds, monotonic.
         is_ours: Whether a process is this program's.
+        name_of: A process's program; ``None`` where it cannot be told.
     """
 
     def __init__(
@@ -96,11 +122,14 @@ class GpuMonitor:
         *,
         clock: Callable[[], float] = time.monotonic,
         is_ours: Callable[[int], bool] | None = None,
+        name_of: Callable[[int], str | None] | None = None,
     ) -> None:
         self._nvml = nvml
         self._clock = clock
         self._is_ours = is_ours or _is_own_process
+        self._name_of = name_of or _program_of
         self._reading = GpuReading("starting")
+        self._recent: tuple[GpuReading, ...] = ()
         self._asked_at_s: float | None = None
         self._is_open = False
         self._stop = threading.Event()
@@ -118,10 +147,15 @@ class GpuMonitor:
             return GpuReading("not-answering", f"NVML has not answered for {ANSWER_BOUND_S:g} s")
         return self._reading
 
+    def recent(self) -> tuple[GpuReading, ...]:
+        """Return the latest readings at once, oldest first, at most ``KEPT``; the last one is ``reading()``."""
+        return (*self._recent[:-1], self.reading())
+
     def poll(self) -> GpuReading:
         """Look now. What comes of it is also what ``reading`` returns from here on."""
         self._asked_at_s = self._clock()
         self._reading = self._look()
+        self._recent = (*self._recent, self._reading)[-KEPT:]
         self._asked_at_s = None
         return self._reading
 
@@ -180,13 +214,16 @@ class GpuMonitor:
             memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
             rates = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
             milliwatts = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+            limit = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+            name = ask(lambda: nvml.nvmlDeviceGetName(handle))
             celsius = ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
             sent = ask(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES))
             received = ask(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES))
             processes = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         except nvml.NVMLError as error:
             return _broken(gpu, error)
-        ours, others = self._split(processes)
+        told = None if processes is None else [self._process(p) for p in processes]
+        ours, others = _split(told)
         return GpuFacts(
             gpu=gpu,
             state="no-permission" if denied else "ok",
@@ -201,82 +238,29 @@ class GpuMonitor:
             pcie_received=None if received is None else received * 1024.0,
             kvtop_memory=ours,
             other_memory=others,
+            name=name.decode(errors="replace") if isinstance(name, bytes) else name,
+            power_limit_watts=None if limit is None else limit / 1000,
+            processes=None if told is None else tuple(sorted(told, key=_by_memory)[:MAX_PROCESSES]),
         )
 
-    def _split(self, processes: list[Any] | None) -> tuple[int | None, int | None]:
-        """Return the memory of this program's processes and of the others; ``None`` where the driver does not say."""
-        if processes is None:
-            return None, None
-        sums: dict[bool, int | None] = {True: 0, False: 0}
-        for process in processes:
-            ours, used = self._is_ours(process.pid), process.usedGpuMemory
-            so_far = sums[ours]
-            sums[ours] = None if used is None or so_far is None else so_far + int(used)
-        return sums[True], sums[False]
+    def _process(self, process: Any) -> GpuProcess:
+        pid, used = int(process.pid), process.usedGpuMemory
+        return GpuProcess(pid, self._name_of(pid), None if used is None else int(used), self._is_ours(pid))
 
 
-class GpuCollector(Collector):
-    """Turns the newest reading into metric families; it asks the driver nothing.
-
-    Args:
-        monitor: Where the reading comes from.
-        source: The ``source`` label.
-    """
-
-    def __init__(self, monitor: GpuMonitor, source: str) -> None:
-        self._monitor = monitor
-        self._source = source
-
-    def collect(self) -> Iterator[Metric]:
-        reading = self._monitor.reading()
-        driver = GaugeMetricFamily(
-            "kvtop_gpu_driver_state", "State of the NVIDIA driver: 1 for the present one.", labels=("source", "state")
-        )
-        for state in DRIVER_STATES:
-            driver.add_metric((self._source, state), float(state == reading.state))
-        yield driver
-        states = GaugeMetricFamily(
-            "kvtop_gpu_state", "State of a GPU: 1 for the present one.", labels=("source", "gpu", "state")
-        )
-        for facts in reading.gpus:
-            for state in GPU_STATES:
-                states.add_metric((self._source, facts.gpu, state), float(state == facts.state))
-        if states.samples:
-            yield states
-        for name, text, label, fields in _FACTS:
-            labels = ("source", "gpu") if label is None else ("source", "gpu", label)
-            family = GaugeMetricFamily(f"kvtop_gpu_{name}", text, labels=labels)
-            for facts in reading.gpus:
-                for value_of_label, field in fields.items():
-                    value = getattr(facts, field)
-                    if value is not None:
-                        more = () if label is None else (value_of_label,)
-                        family.add_metric((self._source, facts.gpu, *more), value)
-            if family.samples:
-                yield family
+def _split(processes: list[GpuProcess] | None) -> tuple[int | None, int | None]:
+    """Return the memory of this program's processes and of the others; ``None`` where the driver does not say."""
+    if processes is None:
+        return None, None
+    sums: dict[bool, int | None] = {True: 0, False: 0}
+    for process in processes:
+        so_far = sums[process.is_ours]
+        sums[process.is_ours] = None if process.memory is None or so_far is None else so_far + process.memory
+    return sums[True], sums[False]
 
 
-#: Name, text, label besides ``source`` and ``gpu``, and the field for each of its values.
-_FACTS: Final[tuple[tuple[str, str, str | None, dict[str, str]], ...]] = (
-    ("memory_used_bytes", "Memory in use on a GPU.", None, {"": "memory_used"}),
-    ("memory_total_bytes", "Memory of a GPU.", None, {"": "memory_total"}),
-    ("utilization_ratio", "Share of the time in which a GPU ran something, 0 to 1.", None, {"": "utilization_ratio"}),
-    ("power_watts", "Power a GPU draws.", None, {"": "power_watts"}),
-    ("temperature_celsius", "Temperature of a GPU.", None, {"": "temperature_celsius"}),
-    (
-        "pcie_bytes_per_second",
-        "PCIe traffic of a GPU, over the last moments.",
-        "direction",
-        {"sent": "pcie_sent", "received": "pcie_received"},
-    ),
-    (
-        "process_memory_bytes",
-        "Memory of a GPU by whose processes hold it.",
-        "process",
-        {"kvtop": "kvtop_memory", "other": "other_memory"},
-    ),
-)
-GPU_METRICS: Final = ("kvtop_gpu_driver_state", "kvtop_gpu_state", *(f"kvtop_gpu_{name}" for name, *_ in _FACTS))
+def _by_memory(process: GpuProcess) -> tuple[int, int]:
+    return (-(process.memory or 0), process.pid)
 
 
 def _slices(nvml: Any, handle: Any) -> list[tuple[int, Any]]:
@@ -321,3 +305,11 @@ def _is_own_process(pid: int) -> bool:
         except (OSError, ValueError, IndexError):
             return False
     return pid == own
+
+
+def _program_of(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip() or None
+    except OSError:
+        return None

@@ -9,6 +9,7 @@ from kvtop.model.view import View
 from kvtop.panels.cache import prefix
 from kvtop.panels.content import Asked, Section
 from kvtop.panels.engine import locks, tiers
+from kvtop.panels.gpu import gpu
 from kvtop.panels.sequence import commands, details, history
 from kvtop.panels.shape import fragmentation
 
@@ -23,4 +24,5 @@ CONTENTS: Final[Mapping[str, Content]] = {
     "history": history,
     "commands": commands,
     "details": details,
+    "gpu": gpu,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvtop.gpu import GpuReading
 from kvtop.model.view import View
 
 
@@ -47,11 +48,13 @@ class Asked:
         selected: The selected sequence.
         back: Points of the history that are scrolled back.
         commands: What was asked for from this console, oldest first.
+        gpus: The latest readings of this machine's GPUs, oldest first; empty before anybody asked for them.
     """
 
     selected: int | None = None
     back: int = 0
     commands: tuple[tuple[str, str, bool, str], ...] = ()
+    gpus: tuple[GpuReading, ...] = ()
 
 
 def nothing(view: View) -> tuple[Section, ...]:

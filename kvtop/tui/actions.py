@@ -98,6 +98,7 @@ ACTIONS: Final = (
     Action("show('history')", ("8",), "8", "time", "the main numbers over time", "panel"),
     Action("show('commands')", ("9",), "9", "asked", "what was asked for from this console, and the outcome", "panel"),
     Action("show('details')", ("d",), "d", "details", "the selected sequence and its block table", "panel"),
+    Action("show('gpu')", ("u",), "u", "gpu", "GPUs of this machine: memory, use, power, heat, processes", "panel"),
     Action("pause", ("space",), "space", "pause", "pause or resume the engine", "run", operates=True, rank=3),
     Action("step", ("full_stop",), ".", "step", "one step, while paused", "run", operates=True, rank=9),
     Action("speed('up')", ("plus", "equals_sign"), "+", "speed", "twice the speed", "run", operates=True, rank=19),

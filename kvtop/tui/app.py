@@ -19,6 +19,7 @@ from textual.screen import Screen
 from kvtop.attachment import Attachment
 from kvtop.model.observation import MAX_VICTIMS
 from kvtop.model.view import View
+from kvtop.panels.beside import PANELS as ANY_ENGINE
 from kvtop.sources.remote.fleet import Fleet
 from kvtop.tui import layout
 from kvtop.tui.actions import bindings
@@ -52,6 +53,7 @@ class KvtopApp(Leaving):
         ascii_only: Write ASCII characters only.
         auto_poll: Read by itself; without it, ``poll_once`` takes one step by hand.
         clock: Monotonic seconds, the same as the attachment's.
+        nvml: The NVML binding, for the GPU panel; ``None`` takes the installed one.
     """
 
     TITLE = "kvtop"
@@ -73,6 +75,7 @@ class KvtopApp(Leaving):
         theme: str = DARK.name,
         auto_poll: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        nvml: Any = None,
     ) -> None:
         self.look = detect_look(ascii_only, theme)
         super().__init__(
@@ -84,6 +87,7 @@ class KvtopApp(Leaving):
             clock=clock,
             # Sixteen colours and none are the terminal's own; the framework would turn them into shades of its theme.
             ansi_color=self.look.depth != "rgb",
+            nvml=nvml,
         )
         self._note_until_s = 0.0
         self._ascii = AsciiFilter() if self.look.ascii_only else None
@@ -217,7 +221,7 @@ class KvtopApp(Leaving):
         self.push_screen(AdviceScreen(self.look, self.view))
 
     def action_move(self, way: str) -> None:
-        if self.view.remote is not None:
+        if self.view.remote is not None and self.panel == "map":
             self._base.query_one(RemotePane).move(way)
             return
         focused = self.focused
@@ -228,7 +232,7 @@ class KvtopApp(Leaving):
         target.move(way)
 
     def action_select(self) -> None:
-        if self.view.remote is not None:
+        if self.view.remote is not None and self.panel == "map":
             self._open_server(self._base.query_one(RemotePane).target)
             return
         if isinstance(self.focused, Sequences):
@@ -244,9 +248,9 @@ class KvtopApp(Leaving):
         self.choose(holders[at % len(holders)])
 
     def action_show(self, what: str) -> None:
-        if self.view.remote is None:
+        if self.view.remote is None or what in ("map", *ANY_ENGINE):
             super().action_show(what)
-        elif what != "map":
+        else:
             self.say(f"{what}: {self._missing(what)}")
 
     def _open_server(self, target: str | None) -> None:
@@ -257,7 +261,7 @@ class KvtopApp(Leaving):
             self.say("all servers" if target is None else f"{target}: Esc goes back to all servers")
 
     def action_deselect(self) -> None:
-        if self.view.remote is not None:
+        if self.view.remote is not None and self.panel == "map":
             self._open_server(None)
             return
         if self._shrink():

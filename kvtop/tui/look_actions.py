@@ -13,6 +13,7 @@ from allocator.plans import Outcome
 from kvtop.errors import UserError
 from kvtop.model.view import View
 from kvtop.panels import command_text, export
+from kvtop.panels.beside import Beside
 from kvtop.panels.catalog import CONTENTS
 from kvtop.panels.content import Asked
 from kvtop.serving_commands import AnyCommand
@@ -58,8 +59,9 @@ class LookActions(MapActions):
 
     _background: Background
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, nvml: Any = None, **options: Any) -> None:
         super().__init__(**options)
+        self._beside = Beside(nvml)
         self.panel = "map"
         self._held: View | None = None
         self._back = 0
@@ -97,11 +99,12 @@ class LookActions(MapActions):
     @property
     def asked(self) -> Asked:
         """What panels show besides the view."""
-        return Asked(self.selected, self._back, tuple(self._asked))
+        return Asked(self.selected, self._back, tuple(self._asked), gpus=self._beside.gpus)
 
     def action_show(self, what: str) -> None:
         base = self._base
         self.panel = what
+        self._beside.open(what)
         for name in ("sequences", "events"):
             base.set_class(what == name, f"-see-{name}")
         base.set_class(what in CONTENTS, "-see-panel")
@@ -109,7 +112,7 @@ class LookActions(MapActions):
         base.query_one(Tabs).open(what)
         if what in CONTENTS:
             action = next(a for a in ACTIONS if a.name == f"show('{what}')")
-            base.query_one(Stage).open(what, action.shown, action.help.partition(":")[0].capitalize())
+            base.query_one(Stage).open(what, action.shown, action.help[:1].upper() + action.help[1:].partition(":")[0])
         self._look_at()
         names = {"map": ("#map",), "sequences": ("#sequences", "#list"), "events": ("#events", "#log")}
 

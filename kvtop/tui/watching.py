@@ -195,6 +195,7 @@ class Watching(WindActions):
         def close() -> None:
             if attachment is not None:
                 attachment.close()
+            self._beside.close()
 
         closing = threading.Thread(target=close, name="kvtop-close", daemon=True)
         self._background.stopping.set()

@@ -13,7 +13,7 @@ from alert_cases import CASES, AlertCase
 
 from kvtop.errors import UserError
 from kvtop.exporter import METRICS
-from kvtop.gpu import GPU_METRICS
+from kvtop.gpu_metrics import GPU_METRICS
 from kvtop.monitoring.alerts import ALERTS, RECORDINGS
 from kvtop.monitoring.rules import RuleSettings, rules_text, scrape_config_text
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from kvtop.exporter import METRICS
-from kvtop.gpu import GPU_METRICS
+from kvtop.gpu_metrics import GPU_METRICS
 from kvtop.monitoring.dashboard import dashboard, dashboard_text
 from kvtop.monitoring.panels import ROWS
 

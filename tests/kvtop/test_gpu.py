@@ -7,84 +7,23 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from fake_nvml import LOST, NO_DRIVER, NO_LIBRARY, NO_PERMISSION, NOT_SUPPORTED, OURS, UNKNOWN, FakeNvml
 
-from kvtop.gpu import ANSWER_BOUND_S, DRIVER_STATES, GPU_METRICS, GPU_STATES, GpuCollector, GpuMonitor, _is_own_process
-
-NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, NO_DRIVER, NO_LIBRARY, LOST, UNKNOWN = 3, 4, 6, 9, 12, 15, 999
-OURS = 41
-
-
-class FakeNvml:
-    """A driver with two GPUs. ``fails`` maps a call, or a call and a handle, to the code it fails with."""
-
-    NVML_TEMPERATURE_GPU, NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 0, 1
-
-    class NVMLError(Exception):
-        def __init__(self, value: int) -> None:
-            super().__init__(f"code {value}")
-            self.value = value
-
-    def __init__(self, fails: dict[object, int] | None = None, *, slices: dict[int, int] | None = None) -> None:
-        self.fails = dict(fails or {})
-        self.slices = slices or {}
-        self.inits = 0
-
-    def _answer(self, call: str, handle: object = None) -> None:
-        code = self.fails.get(call, self.fails.get((call, handle)))
-        if code is not None:
-            raise self.NVMLError(code)
-
-    def nvmlInit(self) -> None:
-        self.inits += 1
-        self._answer("init")
-
-    def nvmlDeviceGetCount(self) -> int:
-        self._answer("count")
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        self._answer("handle", str(index))
-        return str(index)
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:
-        self._answer("mig", handle)
-        return int(int(handle) in self.slices), 0
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
-        return 3
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, number: int) -> str:
-        if number >= self.slices[int(handle)]:
-            raise self.NVMLError(NOT_FOUND)
-        return f"{handle}:{number}"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
-        self._answer("memory", handle)
-        return SimpleNamespace(used=1000 + int(handle[0]), total=8000)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
-        self._answer("rates", handle)
-        return SimpleNamespace(gpu=75, memory=20)
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        self._answer("power", handle)
-        return 250_500
-
-    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
-        self._answer("temperature", handle)
-        return 61
-
-    def nvmlDeviceGetPcieThroughput(self, handle: str, counter: int) -> int:
-        self._answer("pcie", handle)
-        return (2, 3)[counter]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
-        self._answer("processes", handle)
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in ((OURS, 300), (7, 50), (8, 6))]
+from kvtop.gpu import (
+    ANSWER_BOUND_S,
+    DRIVER_STATES,
+    GPU_STATES,
+    KEPT,
+    GpuMonitor,
+    GpuProcess,
+    _is_own_process,
+    _program_of,
+)
+from kvtop.gpu_metrics import GPU_METRICS, GpuCollector
 
 
 def monitor(nvml: FakeNvml) -> GpuMonitor:
-    found = GpuMonitor(nvml, is_ours=lambda pid: pid == OURS)
+    found = GpuMonitor(nvml, is_ours=lambda pid: pid == OURS, name_of={OURS: "kvtop", 7: "python3"}.get)
     found.poll()
     return found
 
@@ -205,6 +144,31 @@ def test_a_driver_that_does_not_come_back_keeps_no_scrape_waiting():
         go_on.set()
         found.close()
     assert found.reading().state == "ok"
+
+
+def test_the_processes_of_a_gpu_are_named_most_memory_first():
+    facts = monitor(FakeNvml()).reading().gpus[0]
+    assert facts.processes == (
+        GpuProcess(OURS, "kvtop", 300, True),
+        GpuProcess(7, "python3", 50, False),
+        GpuProcess(8, None, 6, False),
+    )
+    assert (facts.name, facts.power_limit_watts) == ("NVIDIA H200", 700)
+    assert monitor(FakeNvml({"processes": NO_PERMISSION})).reading().gpus[0].processes is None
+
+
+def test_a_program_is_named_by_its_own_process():
+    assert _program_of(os.getpid())
+    assert _program_of(2**30) is None
+
+
+def test_recent_readings_are_kept_in_order_and_bounded():
+    found = monitor(FakeNvml())
+    assert [reading.state for reading in found.recent()] == ["ok"]
+    for _ in range(KEPT + 3):
+        found.poll()
+    assert len(found.recent()) == KEPT
+    assert found.recent()[-1] == found.reading()
 
 
 def test_states_are_a_closed_set():

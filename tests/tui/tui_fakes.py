@@ -246,13 +246,23 @@ async def console(
     operations: FakeOperations | None = None,
     restart: Callable[[], Attachment] | None = None,
     ascii_only: bool = False,
+    nvml: object = None,
 ) -> AsyncIterator[Console]:
-    """Run a console that is stepped by hand, connected and drawn once."""
+    """Run a console that is stepped by hand, connected and drawn once; without a driver, unless one is given."""
+    from fake_nvml import NO_LIBRARY, FakeNvml  # which the child of a test finds nowhere
+
     source = source or FocusedSource([scripted_observation()])
     operations = operations or FakeOperations()
     clock = StillClock()
     attachment = Attachment(source, operations, clock)
-    app = KvtopApp(lambda: attachment, restart=restart, auto_poll=False, ascii_only=ascii_only, clock=clock)
+    app = KvtopApp(
+        lambda: attachment,
+        restart=restart,
+        auto_poll=False,
+        ascii_only=ascii_only,
+        clock=clock,
+        nvml=nvml or FakeNvml({"init": NO_LIBRARY}),
+    )
     async with app.run_test(size=size) as pilot:
         running = Console(app, pilot, source, operations, clock)
         await running.until(lambda: app.attachment is not None, "the attachment")

@@ -137,6 +137,15 @@ def _graph(look: Look, entry: Entry, labels: int, values: int, width: int, tall:
     return rows
 
 
+def _letters(actions: Sequence[Action], current: str, width: int) -> int:
+    """Return how many letters of each label there is room for; the current one keeps all of them."""
+    for letters in range(max(len(a.label) for a in actions), 0, -1):
+        labels = (len(a.label) if a.name == current else min(len(a.label), letters) for a in actions)
+        if sum(labels) + sum(len(a.shown) + 2 for a in actions) <= width:
+            return letters
+    return 1
+
+
 class Tabs(Lines):
     """Every panel's key and name in one line; a click goes there."""
 
@@ -164,14 +173,15 @@ class Tabs(Lines):
         text = line(" ")
         self._places = []
         actions = [a for a in ACTIONS if a.name.startswith("show(")]
+        current = f"show('{self.current}')"
         gap = "  " if sum(len(a.shown) + len(a.label) + 3 for a in actions) < width else " "
+        letters = _letters(actions, current, width)
         for action in actions:
             start = text.cell_len
-            if start + len(action.shown) + len(action.label) + 1 > width:
-                break
-            is_current = action.name == f"show('{self.current}')"
+            is_current = action.name == current
             text.append(f"{action.shown} ", look.style("key"))
-            text.append(action.label, look.style("title" if is_current else "dim"))
+            label = action.label if is_current else action.label[:letters]
+            text.append(label, look.style("title" if is_current else "dim"))
             self._places.append((start, text.cell_len, action))
             if is_current:
                 text.stylize(look.style("row-focus"), start, text.cell_len)
