@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator import control, invariants
+from allocator import control, engine_snapshot, invariants
 from allocator.admission import Chunk, Round
 from allocator.block_map import BlockArrays
 from allocator.clients import AttachedSequence, ClientRegistry
@@ -34,7 +33,6 @@ from allocator.faults import FaultInjector
 from allocator.faulty_storage import FaultyStorage
 from allocator.geometry import find_geometry
 from allocator.ids import IdArray, SeqId, Status, Tier
-from allocator.locks import CountedLock, SequenceLocks
 from allocator.manager import BlockManager, Extension
 from allocator.measures import Measures
 from allocator.pipeline import Pipeline
@@ -42,16 +40,15 @@ from allocator.plans import Outcome, Plan
 from allocator.scheduler import Scheduler
 from allocator.scripts import Deadlines, ForkAt, Script, patience_steps, token_acts
 from allocator.sequence import Sequence
-from allocator.snapshot import MAX_SEQUENCES, Counters, LockNumbers, SequenceRow, Snapshot
+from allocator.snapshot import Counters, Snapshot
 from allocator.storage import NoStorage, Storage
 from allocator.thrash import ThrashGuard
-from allocator.timings import Stopwatch, Timings
+from allocator.timings import Stopwatch
 from allocator.transfers import Transfer
 from allocator.workload_facts import Blocked
 
 _EVENTS_KEPT: Final = 4096
 _NOTHING: Final = Counters()
-_STATUS_NAMES: Final = {status: status.name.lower() for status in Status}
 
 
 class Engine:
@@ -112,7 +109,7 @@ class Engine:
         self.compact_threshold_ratio = config.compact_threshold_ratio
         self.measures = Measures(config, self.manager)
         self._counters = Counters()
-        self._step_times = Stopwatch()
+        self.step_times = Stopwatch()
         self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
         self._num_events = 0
         self._seq_ids = itertools.count()
@@ -174,7 +171,7 @@ class Engine:
             started_s = time.perf_counter()
             steps = self._turn(min(max_steps - taken, self.faults.steps_until(self.step)))
             if steps:
-                self._step_times.add((time.perf_counter() - started_s) / steps, steps)
+                self.step_times.add((time.perf_counter() - started_s) / steps, steps)
             self.faults.after_turn(self)
             if steps == 0:
                 break
@@ -954,115 +951,7 @@ class Engine:
 
     def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
         """Return the state at this step boundary; ``phase``, ``speed`` and ``steps_per_s`` are the caller's to know."""
-        manager, config, scheduler = self.manager, self.config, self.scheduler
-        sequences, num_attached = self._sequence_rows(paused=phase == "paused")
-        swapped = sum(1 for s in scheduler.waiting if s.status is Status.SWAPPED)
-        return Snapshot(
-            step=self.step,
-            time_s=self.time_s,
-            phase=phase,
-            speed=speed,
-            steps_per_s=steps_per_s,
-            source=self.source,
-            workload=self.workload,
-            geometry=config.geometry,
-            device=manager.storage.device_name,
-            block_size=config.block_size,
-            block_bytes=manager.storage.block_bytes,
-            slab_size=config.slab_size,
-            eviction=config.eviction,
-            preempt=config.preempt,
-            policy=scheduler.policy,
-            compact=self.compact,
-            compact_threshold_ratio=self.compact_threshold_ratio,
-            watermark_ratio=self.watermark_ratio,
-            num_running=len(scheduler.running) + num_attached,
-            num_waiting=len(scheduler.waiting) - swapped,
-            num_swapped=swapped,
-            counters=msgspec.structs.replace(self.counters),
-            sequences=sequences,
-            events=self.events_from(next_event),
-            notes=self._notes(),
-            compactions=tuple(self.compactor.records),
-            running_limit=self.thrash.limit,
-            rate_scale=None if self.load is None else self.load.rate_scale,
-            size_scale=None if self.load is None else self.load.size_scale,
-            timings=self._timings(),
-            facts=self.measures.facts.facts(self._longest_wait()),
-            reuse=self.measures.predictions(is_final=phase != "running"),
-            verified=None if self.compute is None else self.compute.verified,
-            copies=self.copies.numbers(),
-            locks=tuple(_lock_numbers(lock) for lock in (manager.sequences, manager.lock)),
-        )
-
-    def _notes(self) -> tuple[str, ...]:
-        limit = self.thrash.limit
-        thrashing = None if limit is None else f"thrashing: at most {limit} of {self.config.max_running} may run"
-        return (*(note for note in (self.stuck_reason, thrashing) if note), *self.faults.notes())
-
-    def _timings(self) -> Timings:
-        manager = self.manager
-        with manager.lock:
-            return Timings(
-                self._step_times.read(),
-                tuple((kind, times.read()) for kind, times in manager.transfers.times.items()),
-                tuple((lock.layer, lock.waits.read()) for lock in (manager.sequences, manager.lock)),
-                ((manager.lock.layer, manager.lock.holds.read()),),
-            )
-
-    def _longest_wait(self) -> int:
-        """Return the steps that the longest waiting sequence has waited, those that an operator holds left out."""
-        return max((self.step - s.waiting_since for s in self.scheduler.waiting if not s.held), default=0)
-
-    def _sequence_rows(self, *, paused: bool) -> tuple[tuple[SequenceRow, ...], int]:
-        """Return the rows of all unfinished sequences, and how many attached programs hold."""
-        with self.manager.lock:
-            attached: list[Sequence | AttachedSequence] = [*self.clients.sequences()]
-            running, waiting = self.scheduler.running[:MAX_SEQUENCES], self.scheduler.waiting[:MAX_SEQUENCES]
-            everyone = [*running, *attached, *waiting]
-            return self._rows_of(everyone[:MAX_SEQUENCES], paused=paused), len(attached)
-
-    def _rows_of(self, sequences: Iterable[Sequence | AttachedSequence], *, paused: bool) -> tuple[SequenceRow, ...]:
-        manager = self.manager
-        reasons: dict[int, tuple[str, str]] = {
-            sequence.seq_id: (kind, text)
-            for sequence, kind, text in itertools.islice(self.scheduler.reasons(paused=paused), MAX_SEQUENCES)
-        }
-        # As lists of Python's numbers: taken out of an array one by one, they would cost most of a snapshot.
-        shared, runs = (numbers.tolist() for numbers in manager.row_numbers())
-        tokens, blocks = manager.tables.num_tokens.tolist(), manager.tables.num_blocks.tolist()
-        host_tokens, host_blocks = manager.host_tables.num_tokens.tolist(), manager.host_tables.num_blocks.tolist()
-        rows = []
-        for sequence in sequences:
-            kind, text = reasons.get(sequence.seq_id, ("", sequence.reason))
-            row, host_row = sequence.row, sequence.host_row
-            if row is None and sequence.transfer is not None:
-                row = sequence.transfer.row  # on its way in: its new blocks are there already
-            num_tokens = num_blocks = 0
-            if row is not None:
-                num_tokens, num_blocks = tokens[row], blocks[row]
-            elif host_row is not None:
-                num_tokens, num_blocks = host_tokens[host_row], host_blocks[host_row]
-            rows.append(
-                SequenceRow(
-                    seq_id=sequence.seq_id,
-                    row=row,
-                    label=sequence.label,
-                    status=_STATUS_NAMES[sequence.status],
-                    reason=text,
-                    num_prompt=sequence.num_prompt,
-                    num_tokens=num_tokens,
-                    num_target=sequence.num_target,
-                    num_blocks=num_blocks,
-                    shared_blocks=0 if row is None else shared[row],
-                    hit_blocks=sequence.hit_blocks,
-                    runs=0 if row is None else runs[row],
-                    arrived_step=sequence.arrived_step,
-                    reason_kind=kind,
-                    priority=sequence.priority,
-                )
-            )
-        return tuple(rows)
+        return engine_snapshot.take(self, phase=phase, speed=speed, steps_per_s=steps_per_s, next_event=next_event)
 
     def pool_size(self, tier: Tier) -> int | None:
         """Return a tier's pool size; ``None`` when there is no such tier."""
@@ -1105,10 +994,6 @@ class Engine:
         self.faults.release()
         self.copies.close()
         self.manager.storage.close()
-
-
-def _lock_numbers(lock: CountedLock | SequenceLocks) -> LockNumbers:
-    return LockNumbers(lock.layer, lock.acquisitions, lock.contended, lock.wait_s, lock.longest_wait_s)
 
 
 def _make_storage(config: EngineConfig) -> Storage:
