@@ -10,7 +10,8 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -19,12 +20,14 @@ from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine, check_options
 from kvtop.errors import EXIT_INTERRUPTED, SourceError, UserError
 from kvtop.model.view import View
+from kvtop.options_file import FileTable
 
 if TYPE_CHECKING:
     from kvtop.engine_process import EngineProcess
     from kvtop.metrics_address import MetricsAddress
     from kvtop.recording.writer import RecordOrder
     from kvtop.targets import AttachOptions
+    from kvtop.tui.app import KvtopApp
 
 #: Seconds the first answer of an engine that is attached to may take.
 _FIRST_ANSWER_S = 10.0
@@ -36,30 +39,73 @@ class _Stream(Protocol):
     def isatty(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """How a console looks and behaves, whatever it shows.
+
+    Attributes:
+        theme: Its colours; ``None`` takes those of the last time.
+        ascii_only: Write ASCII characters only.
+        refresh_hz: Readings a second.
+        remember: Arrange the panels as the last time, and remember how they are arranged.
+        tables: The tables of the configuration file.
+    """
+
+    theme: str | None = None
+    ascii_only: bool = False
+    refresh_hz: float = 10.0
+    remember: bool = True
+    tables: Mapping[str, FileTable] = field(default_factory=dict)
+
+
+def make_app(
+    connect: Callable[[], Attachment], look: ConsoleOptions, *, restart: bool = True, again: str = "restarts it"
+) -> KvtopApp:
+    """Return a console that is yet to be run.
+
+    Args:
+        connect: Gives the attachment, and another one after the engine was lost.
+        look: How it looks and behaves.
+        restart: Whether another one is on offer.
+        again: What the key for that does.
+
+    Raises:
+        UserError: The configuration file names a key or a panel that there is not.
+    """
+    from kvtop.tui.app import KvtopApp
+    from kvtop.tui.settings import read_settings
+
+    return KvtopApp(
+        connect,
+        restart=connect if restart else None,
+        again=again,
+        refresh_hz=look.refresh_hz,
+        theme=look.theme,
+        ascii_only=look.ascii_only,
+        settings=read_settings(look.tables),
+    )
+
+
 def run_console(
     options: EngineOptions,
+    look: ConsoleOptions,
     *,
     max_steps: int | None,
     metrics: MetricsAddress | None,
     in_process: bool,
     publish: str | None = None,
     record: RecordOrder | None = None,
-    theme: str = "dark",
-    ascii_only: bool = False,
-    refresh_hz: float = 10.0,
 ) -> int:
     """Open the console on an embedded engine and return its exit code once it is closed.
 
     Args:
         options: The engine.
+        look: The console.
         max_steps: Steps after which it stands still; ``None`` is no limit.
         metrics: Where to serve metrics meanwhile.
         in_process: Run the engine in this process instead of a child.
         publish: The name by which programs may attach meanwhile.
         record: The recording to write meanwhile; an engine that is restarted gets a file of its own beside it.
-        theme: Its colours.
-        ascii_only: Write ASCII characters only.
-        refresh_hz: Readings a second.
 
     Raises:
         UserError: There is no terminal to draw on, an option is wrong, or the port is taken.
@@ -70,8 +116,6 @@ def run_console(
         from kvtop.recording.writer import check_order
 
         check_order(record)
-    from kvtop.tui.app import KvtopApp
-
     session = Session(options, max_steps=max_steps, in_process=in_process, publish=publish, record=record)
     exporter = None
     try:
@@ -81,9 +125,7 @@ def run_console(
 
             exporter = start_exporter(session.view, metrics)
             say(f"metrics on {exporter.url}")
-        app = KvtopApp(
-            session.connect, restart=session.connect, refresh_hz=refresh_hz, theme=theme, ascii_only=ascii_only
-        )
+        app = make_app(session.connect, look)
         app.run()
         return app.return_code or 0
     finally:
@@ -92,12 +134,13 @@ def run_console(
         session.close()
 
 
-def run_attached(targets: Sequence[str], options: AttachOptions) -> int:
+def run_attached(targets: Sequence[str], options: AttachOptions, look: ConsoleOptions) -> int:
     """Open the console on a running engine and return its exit code once it is closed. The engine goes on.
 
     Args:
         targets: The engine, or several servers; see ``kvtop.targets``.
         options: How to attach.
+        look: The console.
 
     Raises:
         UserError: There is no terminal to draw on, or ``target`` is wrong.
@@ -105,7 +148,6 @@ def run_attached(targets: Sequence[str], options: AttachOptions) -> int:
     """
     require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ)
     from kvtop.targets import open_targets
-    from kvtop.tui.app import KvtopApp
 
     first: list[Attachment] = [open_targets(targets, options)]
     # What answers there but is no engine is told before the screen is taken.
@@ -117,7 +159,7 @@ def run_attached(targets: Sequence[str], options: AttachOptions) -> int:
     def connect() -> Attachment:
         return first.pop() if first else open_targets(targets, options)
 
-    app = KvtopApp(connect, restart=connect, again="attaches again")
+    app = make_app(connect, look, again="attaches again")
     try:
         app.run()
         return app.return_code or 0

@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from kvtop.errors import EXIT_FAILED, EXIT_OK
+from kvtop.errors import EXIT_FAILED, EXIT_OK, UserError
 from kvtop.local_socket import runtime_dir
+from kvtop.options_file import OptionsFile
 
 #: ``missing`` is something kvtop works without; ``problem`` is something to be put right.
 State = Literal["good", "missing", "problem"]
@@ -53,16 +54,25 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> Iterator[Finding]:
-    """Yield every finding, as it is made."""
-    for look in (_terminal, _python, _torch, _gpu_driver, _listening, _memory_files, _namesakes, _stale_files):
+def examine(read_file: Callable[[], OptionsFile]) -> Iterator[Finding]:
+    """Yield every finding, as it is made.
+
+    Args:
+        read_file: Reads the configuration file and checks what is in it.
+    """
+
+    def configuration() -> Iterator[Finding]:
+        yield file_finding(read_file)
+
+    looks = (_terminal, _python, _torch, _gpu_driver, _listening, _memory_files, _namesakes, _stale_files)
+    for look in (configuration, *looks):
         try:
             yield from look()
         except Exception as error:
             yield Finding(look.__name__.strip("_").replace("_", " "), "problem", f"{type(error).__name__}: {error}")
 
 
-def run_doctor(*, as_json: bool, findings: Callable[[], Iterable[Finding]] = examine) -> int:
+def run_doctor(*, as_json: bool, findings: Callable[[], Iterable[Finding]]) -> int:
     """Print the findings, as lines or as one JSON object, and return the exit code: 1 when something is wrong."""
     found = []
     for finding in findings():
@@ -79,6 +89,18 @@ def line(finding: Finding) -> str:
     text = f"{finding.state:<8} {finding.what:<16} {finding.found}"
     text += f"  → {finding.advice}" if finding.advice else ""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def file_finding(read_file: Callable[[], OptionsFile]) -> Finding:
+    """Return which configuration file is in use, and what is wrong in it."""
+    try:
+        file = read_file()
+    except UserError as error:
+        return Finding("configuration", "problem", str(error), "put it right, or name another with --config")
+    if not file.path.exists():
+        return Finding("configuration", "missing", f"{file.path}: no such file", "kvtop export config prints one")
+    tables = [f"[{name}]" for name, table in file.tables.items() if table]
+    return Finding("configuration", "good", f"{file.path}: {len(file)} options {' '.join(tables)}".rstrip())
 
 
 # Terminal ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from kvtop.attachment import Attachment
-from kvtop.console import require_terminal
+from kvtop.console import ConsoleOptions, make_app, require_terminal
 from kvtop.errors import EXIT_FAILED, EXIT_OK
 from kvtop.headless import say, write_out
 from kvtop.model.format import count
@@ -24,11 +24,12 @@ from kvtop.sources.recorded import RecordedOperations, RecordedSource
 _INSTEAD: Final = "open the recording in a terminal, or use --report, --json or --export"
 
 
-def show(path: str, *, at: int | None, speed: float | None) -> int:
+def show(path: str, look: ConsoleOptions, *, at: int | None, speed: float | None) -> int:
     """Open the console on a recording and return its exit code once it is closed.
 
     Args:
         path: The recording.
+        look: The console.
         at: Step to begin at, paused; ``None`` plays from the beginning.
         speed: Virtual seconds a real second; ``None`` is as fast as possible.
 
@@ -38,13 +39,11 @@ def show(path: str, *, at: int | None, speed: float | None) -> int:
     """
     require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ, _INSTEAD)
     recording = Recording.open(path)
-    from kvtop.tui.app import KvtopApp
-
     source = RecordedSource(recording, name=os.path.basename(path), speed=speed, paused=at is not None)
     try:
         if at is not None:
             source.go_to(at)
-        app = KvtopApp(lambda: Attachment(source, RecordedOperations(source)))
+        app = make_app(lambda: Attachment(source, RecordedOperations(source)), look, restart=False)
         app.run()
         return app.return_code or 0
     finally:

@@ -9,8 +9,10 @@ from click.core import ParameterSource
 
 import kvtop
 from kvtop.errors import UserError
+from kvtop.options_file import OptionsFile
 
 if TYPE_CHECKING:
+    from kvtop.console import ConsoleOptions
     from kvtop.engine_setup import EngineOptions
     from kvtop.metrics_address import MetricsAddress
     from kvtop.recording.writer import RecordOrder
@@ -100,3 +102,17 @@ def record_order(params: Params) -> RecordOrder | None:
     from kvtop.recording.writer import RecordOrder
 
     return RecordOrder(params["record"], params["record_every"], kvtop.__version__)
+
+
+def console_options(ctx: click.Context) -> ConsoleOptions:
+    """Return how the console is to look and behave, of a context made by ``with_file`` or ``with_look``."""
+    from kvtop.console import ConsoleOptions
+
+    params = ctx.params
+    return ConsoleOptions(
+        theme=params["theme"],
+        ascii_only=params["ascii_only"],
+        refresh_hz=1 / (params["refresh_s"] or 0.1),
+        remember=not params["no_remember"],
+        tables=ctx.default_map.tables if isinstance(ctx.default_map, OptionsFile) else {},
+    )

@@ -1,4 +1,4 @@
-"""``kvtop export``: what is shipped for Prometheus and Grafana."""
+"""``kvtop export``: what is shipped for Prometheus and Grafana, and a configuration file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtop.errors import EXIT_OK
 
 @click.group("export", no_args_is_help=False)
 def export_group() -> None:
-    """Print what is shipped for Prometheus and Grafana."""
+    """Print what is shipped for Prometheus and Grafana, or a configuration file."""
 
 
 @export_group.command("rules")
@@ -64,6 +64,19 @@ def export_rules(
         runbooks=runbooks,
     )
     write_out(rules_text(settings).rstrip("\n"))
+    return EXIT_OK
+
+
+@export_group.command("config")
+def export_config() -> int:
+    """Print a configuration file, kvtop.toml, with every key of the console as it is at first.
+
+    Every line is a remark; drop the # of what is to be otherwise.
+    """
+    from kvtop.headless import write_out
+    from kvtop.tui.settings import example_text
+
+    write_out(example_text().rstrip("\n"))
     return EXIT_OK
 
 

@@ -67,6 +67,10 @@ LOG_OPTION: Final = option(
     help="Form of the messages on stderr (text).",
 )
 
+CONFIG_OPTION: Final = option(
+    CONFIG, metavar="FILE", help="Take options that are given nowhere else from this file (kvtop.toml)."
+)
+
 ENGINE_OPTIONS: Final = (
     option("--blocks", "num_blocks", type=whole(1, MAX_BLOCKS), help="Device pool size (4096)."),
     option(
@@ -156,7 +160,7 @@ ENGINE_OPTIONS: Final = (
     option("--metrics-tls-key", metavar="FILE", help="Its key, in PEM, without a passphrase."),
     option("--metrics-auth", metavar="FILE", help="Ask for a user and a password: lines of USER:PASSWORD."),
     option("--compat", type=one_of("vllm"), help="Tell the same facts under vLLM's metric names too."),
-    option(CONFIG, metavar="FILE", help="Take options that are given nowhere else from this file (kvtop.toml)."),
+    CONFIG_OPTION,
 )
 
 BOUND_OPTIONS: Final = (
@@ -171,7 +175,8 @@ BOUND_OPTIONS: Final = (
 #: As in ``kvtop.tui.themes.THEMES``, which is not imported for help alone.
 THEME_NAMES: Final = ("dark", "light", "contrast", "colour-blind")
 
-CONSOLE_OPTIONS: Final = (
+#: Of every console, whatever it shows.
+LOOK_OPTIONS: Final = (
     option("--theme", type=one_of(*THEME_NAMES), metavar="NAME", help=f"Colours: {', '.join(THEME_NAMES)} (dark)."),
     option("--ascii", "ascii_only", is_flag=True, help="Write ASCII characters only."),
     option(
@@ -181,6 +186,12 @@ CONSOLE_OPTIONS: Final = (
         metavar="S",
         help="Seconds between two readings (0.1; with --plain 2).",
     ),
+    option("--no-remember", is_flag=True, help="Arrange panels as at first, and remember no other arrangement."),
+)
+
+#: Of the console on an engine of its own.
+CONSOLE_OPTIONS: Final = (
+    *LOOK_OPTIONS,
     option("--plain", is_flag=True, help="Print lines of text instead of a screen, for pipes and screen readers."),
     click.option("--once", is_flag=True, help="With --plain: print one reading, after --refresh, and end."),
 )

@@ -8,14 +8,15 @@ import click
 from click.core import ParameterSource
 
 import kvtop
-from kvtop.cli.asked import engine_options, metrics_address, record_order
+from kvtop.cli.asked import console_options, engine_options, metrics_address, record_order
 from kvtop.cli.benches import bench_group
 from kvtop.cli.exports import export_group
 from kvtop.cli.file import Group, with_file
-from kvtop.cli.options import BOUND_OPTIONS, CONSOLE_OPTIONS, ENGINE_OPTIONS, THEME_NAMES, with_options
+from kvtop.cli.options import BOUND_OPTIONS, CONFIG_OPTION, CONSOLE_OPTIONS, ENGINE_OPTIONS, with_options
 from kvtop.cli.running import check_command, run_command
 from kvtop.cli.watching import attach_command, ctl_group, replay_command
 from kvtop.errors import EXIT_OK, UserError
+from kvtop.options_file import OptionsFile
 
 
 @click.group(
@@ -44,6 +45,8 @@ def cli(ctx: click.Context, /, in_process: bool, plain: bool, once: bool, **para
         return EXIT_OK
     if once and not plain:
         raise UserError("--once: only together with --plain")
+    ctx = with_file(ctx)
+    params = {**params, **ctx.params}
     if plain:
         for name, option in (("theme", "--theme"), ("ascii_only", "--ascii"), ("metrics_port", "--metrics-port")):
             if params[name] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -60,13 +63,9 @@ def cli(ctx: click.Context, /, in_process: bool, plain: bool, once: bool, **para
         )
     from kvtop.console import run_console
 
-    ctx = with_file(ctx)
-    params = {**params, **ctx.params}
     return run_console(
         engine_options(ctx, params, speed=1.0),
-        theme=params["theme"] or THEME_NAMES[0],
-        ascii_only=params["ascii_only"],
-        refresh_hz=1 / (params["refresh_s"] or 0.1),
+        console_options(ctx),
         publish=params["publish"],
         max_steps=params["steps"],
         metrics=metrics_address(params),
@@ -77,14 +76,25 @@ def cli(ctx: click.Context, /, in_process: bool, plain: bool, once: bool, **para
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
-def doctor_command(as_json: bool) -> int:
+@CONFIG_OPTION
+def doctor_command(as_json: bool, config: str | None) -> int:
     """Look at the terminal, Python, torch, GPUs and files.
 
     Each line is good, missing (kvtop works without it) or a problem, with what to do. Exit code 1 on a problem.
     """
-    from kvtop.doctor import run_doctor
+    from kvtop.doctor import examine, run_doctor
 
-    return run_doctor(as_json=as_json)
+    return run_doctor(as_json=as_json, findings=lambda: examine(lambda: _read_file(config)))
+
+
+def _read_file(path: str | None) -> OptionsFile:
+    """Return the configuration file with all in it checked, as the console would."""
+    from kvtop.tui.settings import read_settings
+
+    file = with_file(cli.make_context("kvtop", [] if path is None else ["--config", path])).default_map
+    assert isinstance(file, OptionsFile)
+    read_settings(file.tables)
+    return file
 
 
 for _command in (

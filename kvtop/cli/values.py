@@ -54,7 +54,7 @@ def _given_as(param: click.Parameter | None, ctx: click.Context | None) -> str:
     if source is ParameterSource.ENVIRONMENT:
         return str(param.envvar)
     if source is ParameterSource.DEFAULT_MAP and ctx is not None and isinstance(ctx.default_map, OptionsFile):
-        return f"{ctx.default_map.path}: {param.opts[0].lstrip('-')}"
+        return ctx.default_map.place(param.opts[0].lstrip("-"))
     return param.opts[0]
 
 

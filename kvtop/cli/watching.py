@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-from kvtop.cli.asked import metrics_address
-from kvtop.cli.options import LOG_OPTION
+from kvtop.cli.asked import console_options, metrics_address
+from kvtop.cli.file import Command, with_look
+from kvtop.cli.options import CONFIG_OPTION, LOG_OPTION, LOOK_OPTIONS, with_options
 from kvtop.cli.values import SECONDS, SPEED, WORD, one_of, whole
 from kvtop.ctl import CtlGroup, aim
 from kvtop.errors import UserError
 
 
-@click.command("replay")
+@click.command("replay", cls=Command)
 @click.argument("files", metavar="FILE", nargs=-1, required=True)
 @click.option("--at", type=whole(0, 2**63 - 1), metavar="STEP", help="Begin there, or print that step (the last one).")
 @click.option("--speed", type=SPEED, metavar="X|max", default="1", help="Virtual seconds a real second (1).")
@@ -25,7 +26,12 @@ from kvtop.errors import UserError
 )
 @click.option("--diff", "is_diff", is_flag=True, help="Print the first step at which two recordings differ.")
 @click.option("--verify", "is_verify", is_flag=True, help="Run it again, and compare moment for moment.")
+@with_options(LOOK_OPTIONS)
+@CONFIG_OPTION
+@click.pass_context
 def replay_command(
+    ctx: click.Context,
+    /,
     files: tuple[str, ...],
     at: int | None,
     speed: float | None,
@@ -34,6 +40,7 @@ def replay_command(
     form: str | None,
     is_diff: bool,
     is_verify: bool,
+    **_look: Any,
 ) -> int:
     """Open a recording in the console, to be played, stopped and wound back.
 
@@ -56,10 +63,10 @@ def replay_command(
         return replay.export(files[0], at=at, form=form)
     if as_json or as_text:
         return replay.tell(files[0], at=at, as_json=as_json)
-    return replay.show(files[0], at=at, speed=speed)
+    return replay.show(files[0], console_options(with_look(ctx)), at=at, speed=speed)
 
 
-@click.command("attach")
+@click.command("attach", cls=Command)
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
 @click.option("--allow-operations", is_flag=True, help="Let the capitals act on the engine, not only look.")
 @click.option("--events", multiple=True, metavar="ADDR", help="Its cache events, such as tcp://HOST:5557; one a rank.")
@@ -75,7 +82,10 @@ def replay_command(
 @click.option("--metrics-tls-key", metavar="FILE", help="Its key, in PEM, without a passphrase.")
 @click.option("--metrics-auth", metavar="FILE", help="Ask for a user and a password: lines of USER:PASSWORD.")
 @LOG_OPTION
-def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> int:
+@with_options(LOOK_OPTIONS)
+@CONFIG_OPTION
+@click.pass_context
+def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bool, **params: Any) -> int:
     """Open the console on a running engine, which goes on when the console is closed.
 
     TARGET is local:NAME, an engine that was published by that name, local for the only one there is, or
@@ -96,6 +106,7 @@ def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> i
     address = metrics_address({**params, "compat": None})
     if headless != (address is not None):
         raise UserError("--headless and --metrics-port N: only together")
+    look = console_options(with_look(ctx))
     if not targets:
         from kvtop.discovery import choose, discover
 
@@ -108,7 +119,7 @@ def attach_command(targets: tuple[str, ...], headless: bool, **params: Any) -> i
         return run_exporting(targets, options, address=address, log_format=params["log_format"])
     from kvtop.console import run_attached
 
-    return run_attached(targets, options)
+    return run_attached(targets, options, look)
 
 
 @click.group("ctl", cls=CtlGroup, no_args_is_help=False)

@@ -20,7 +20,7 @@ def details(view: View, asked: Asked) -> tuple[Section, ...]:
     if snapshot is None:
         return nothing(view)
     if asked.selected is None:
-        return (Section("Sequence", (Entry("none selected", "Enter on a row or on one of its blocks selects one"),)),)
+        return (Section("Sequence", (Entry("none selected", "a row, or a block that it holds, selects one"),)),)
     row = next((s for s in snapshot.sequences if s.seq_id == asked.selected), None)
     if row is None:
         return (Section("Sequence", (Entry(f"sequence {asked.selected}", "not in the list"),)),)
@@ -87,7 +87,7 @@ def history(view: View, asked: Asked) -> tuple[Section, ...]:
     half = -(-len(entries) // 2)
     return (
         Section(f"One point a second, {words}", entries[:half]),
-        Section("{ } or ← → go back and forward, 0 to now", entries[half:]),
+        Section("", entries[half:]),
     )
 
 

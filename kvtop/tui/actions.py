@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from textual.binding import Binding, BindingType
+
+from kvtop.tui.key_names import shown
 
 Group = Literal["look", "map", "panel", "run", "wind", "act", "program"]
 GROUP_TITLES: Final[dict[Group, str]] = {
@@ -45,6 +48,16 @@ class Action:
     operates: bool = False
     sheet: bool = False
     rank: int = 0
+
+    @property
+    def method(self) -> str:
+        """The name without arguments."""
+        return self.name.partition("(")[0]
+
+    @property
+    def line(self) -> str:
+        """What it is called on the command line and in files: ``speed-up``."""
+        return "-".join(re.findall(r"[a-z0-9]+", self.name))
 
 
 def _act(rank: int, name: str, key: str, label: str, text: str) -> Action:
@@ -145,11 +158,41 @@ ACTIONS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ActionTable:
+    """All actions, with the keys that they have in one console."""
+
+    actions: tuple[Action, ...] = ACTIONS
+
+    def of(self, name: str) -> Action:
+        """Return the action called ``name``, its arguments left out or given as in the table."""
+        return next(a for a in self.actions if name in (a.name, a.method))
+
+    def key(self, name: str) -> str:
+        """Return the first key of an action as help writes it; for one without a key, its line."""
+        action = self.of(name)
+        return shown(action.keys[0]) if action.keys else f":{action.line}"
+
+    @property
+    def panels(self) -> tuple[Action, ...]:
+        """The actions that show a panel."""
+        return tuple(a for a in self.actions if a.method == "show")
+
+    def keymap(self) -> dict[str, str]:
+        """Return what Textual is to change in ``bindings()``: name → keys."""
+        first = {a.name: a.keys for a in ACTIONS}
+        return {a.name: ",".join(a.keys) or _NO_KEY for a in self.actions if a.keys != first[a.name]}
+
+
+#: The actions with the keys they have unless a file says otherwise.
+USUAL: Final = ActionTable()
+#: A key that no terminal sends.
+_NO_KEY: Final = "none"
+
+
 def bindings(actions: Iterable[Action] = ACTIONS) -> list[BindingType]:
     """Return the application's key bindings. Those with Ctrl work above dialogs too."""
-    return [Binding(",".join(a.keys), a.name, a.help, show=False, priority=a.shown.startswith("^")) for a in actions]
-
-
-def action_of(name: str) -> Action:
-    """Return the action called ``name``, its arguments left out or given as in the table."""
-    return next(a for a in ACTIONS if name in (a.name, a.name.partition("(")[0]))
+    return [
+        Binding(",".join(a.keys), a.name, a.help, show=False, priority=a.shown.startswith("^"), id=a.name)
+        for a in actions
+    ]

@@ -27,6 +27,7 @@ from kvtop.tui.leaving import Leaving
 from kvtop.tui.look import AsciiFilter, detect_look
 from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.help import HelpScreen
+from kvtop.tui.settings import Settings
 from kvtop.tui.themes import DARK
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import Header
@@ -49,7 +50,8 @@ class KvtopApp(Leaving):
         restart: Gives a new attachment after the engine was lost; ``None`` when that is not on offer.
         again: What the key for that does.
         refresh_hz: Readings a second.
-        theme: Its colours, of ``THEMES``.
+        theme: Its colours, of ``THEMES``; ``None`` takes the first.
+        settings: What the configuration file says.
         ascii_only: Write ASCII characters only.
         auto_poll: Read by itself; without it, ``poll_once`` takes one step by hand.
         clock: Monotonic seconds, the same as the attachment's.
@@ -72,12 +74,14 @@ class KvtopApp(Leaving):
         again: str = "restarts it",
         refresh_hz: float = 10.0,
         ascii_only: bool = False,
-        theme: str = DARK.name,
+        theme: str | None = None,
+        settings: Settings | None = None,
         auto_poll: bool = True,
         clock: Callable[[], float] = time.monotonic,
         nvml: Any = None,
     ) -> None:
-        self.look = detect_look(ascii_only, theme)
+        settings = settings or Settings()
+        self.look = detect_look(ascii_only, theme or DARK.name, settings.table)
         super().__init__(
             connect,
             restart=restart,
@@ -89,6 +93,7 @@ class KvtopApp(Leaving):
             ansi_color=self.look.depth != "rgb",
             nvml=nvml,
         )
+        self.set_keymap(settings.table.keymap())
         self._note_until_s = 0.0
         self._ascii = AsciiFilter() if self.look.ascii_only else None
 
@@ -258,7 +263,9 @@ class KvtopApp(Leaving):
         source = self.attachment.source if self.attachment else None
         if isinstance(source, Fleet) and target != source.opened:
             source.open(target)
-            self.say("all servers" if target is None else f"{target}: Esc goes back to all servers")
+            self.say(
+                "all servers" if target is None else f"{target}: {self.look.key('deselect')} goes back to all servers"
+            )
 
     def action_deselect(self) -> None:
         if self.view.remote is not None and self.panel == "map":

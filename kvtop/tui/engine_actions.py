@@ -36,7 +36,7 @@ from kvtop.attachment import Attachment
 from kvtop.model import format as fmt
 from kvtop.serving_commands import AnyCommand
 from kvtop.sources.recorded import RecordedSource
-from kvtop.tui.actions import Action, action_of
+from kvtop.tui.actions import Action
 from kvtop.tui.background import reason
 from kvtop.tui.look_actions import LookActions
 from kvtop.tui.messages import CommandFinished, PlanReady
@@ -92,7 +92,7 @@ class EngineActions(LookActions):
         if self.attachment is None or (self.view.snapshot is None and self.view.remote is None):
             self.say("the engine is still starting")
             return None
-        reason = self.refusal(action_of(name))
+        reason = self.refusal(self.look.table.of(name))
         if reason is not None:
             self.say(f"refused: {reason}", "bad")
             return None
@@ -160,7 +160,7 @@ class EngineActions(LookActions):
             if self._phase == "paused":
                 self._apply(Step(1))
             else:
-                self.say("pause first (space), then step")
+                self.say(f"pause first ({self.look.key('pause')}), then step")
 
     def _may_run(self, name: str) -> bool:
         """Return whether the engine can be set going or stopped at all; else say why not."""
@@ -187,7 +187,8 @@ class EngineActions(LookActions):
             return self.selected
         if isinstance(self.focused, Sequences) and self.focused.cursor is not None:
             return self.focused.cursor
-        self.say("select a sequence first: Enter on a row, or on one of its blocks")
+        key = self.look.key("select")
+        self.say(f"select a sequence first: {key} on a row, or on one of its blocks")
         return None
 
     def action_swap_out(self) -> None:

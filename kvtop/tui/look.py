@@ -16,6 +16,7 @@ from rich.style import Style
 from textual.color import Color
 from textual.filter import LineFilter
 
+from kvtop.tui.actions import USUAL, ActionTable
 from kvtop.tui.themes import DARK, THEMES, Rgb, Theme
 
 Depth = Literal["none", "ansi", "rgb"]
@@ -75,31 +76,37 @@ class Look:
         depth: ``rgb`` (truecolor and 256 colours), ``ansi`` (16 colours) or ``none`` (``NO_COLOR``).
         ascii_only: Whether only ASCII characters may be written.
         theme: The colours, where the depth is ``rgb``; otherwise they are the terminal's own.
+        table: The keys that texts name.
     """
 
     depth: Depth = "rgb"
     ascii_only: bool = False
     theme: Theme = DARK
+    table: ActionTable = USUAL
 
     @property
     def glyphs_only(self) -> bool:
         """Whether the map must be readable by its characters, since half blocks would not be."""
         return self.depth == "none" or self.ascii_only
 
+    def key(self, action: str) -> str:
+        """Return the first key of an action, as texts write it."""
+        return self.table.key(action)
+
     def style(self, name: str) -> Style:
         """Return the style of that name."""
         return _STYLES[self.theme.name if self.depth == "rgb" else self.depth][name]
 
 
-def detect_look(ascii_only: bool = False, theme: str = DARK.name) -> Look:
+def detect_look(ascii_only: bool = False, theme: str = DARK.name, table: ActionTable = USUAL) -> Look:
     """Return what the environment and the terminal's encoding allow, in a theme of ``THEMES``."""
     encoding = (getattr(sys.__stdout__, "encoding", None) or "ascii").lower().replace("-", "")
     ascii_only = ascii_only or encoding != "utf8"
     if os.environ.get("NO_COLOR"):
-        return Look("none", ascii_only, THEMES[theme])
+        return Look("none", ascii_only, THEMES[theme], table)
     system = Console(force_terminal=True, legacy_windows=False).color_system
     depth: Depth = "none" if system is None else "ansi" if system == "standard" else "rgb"
-    return Look(depth, ascii_only, THEMES[theme])
+    return Look(depth, ascii_only, THEMES[theme], table)
 
 
 _ASCII: Final = str.maketrans("─━│╭╮╰╯·—–…×→←↑↓█▒░▁▂▃▄▅▆▇▀", "--|++++.--~x><^v#+._.-=+*%#")

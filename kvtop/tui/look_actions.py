@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from textual.screen import Screen
@@ -17,9 +18,8 @@ from kvtop.panels.beside import Beside
 from kvtop.panels.catalog import CONTENTS
 from kvtop.panels.content import Asked
 from kvtop.serving_commands import AnyCommand
-from kvtop.tui.actions import ACTIONS, Action
+from kvtop.tui.actions import ACTIONS, USUAL, Action
 from kvtop.tui.background import Background
-from kvtop.tui.look import Look
 from kvtop.tui.map_actions import MapActions
 from kvtop.tui.messages import Exported
 from kvtop.tui.screens.prompt import Prompt
@@ -37,7 +37,7 @@ _MAX_LINES: Final = 100
 #: Points of the history that a key scrolls.
 _SCROLL: Final = 30
 #: Panels by what ``:panel`` calls them.
-PANELS: Final = tuple(a.name[6:-2] for a in ACTIONS if a.name.startswith("show("))
+PANELS: Final = tuple(a.name[6:-2] for a in USUAL.panels)
 #: Commands that need no plan to look at first.
 _AT_ONCE: Final = (Pause, Resume, Step, SetSpeed)
 
@@ -111,7 +111,7 @@ class LookActions(MapActions):
         self._shrink()
         base.query_one(Tabs).open(what)
         if what in CONTENTS:
-            action = next(a for a in ACTIONS if a.name == f"show('{what}')")
+            action = self.look.table.of(f"show('{what}')")
             base.query_one(Stage).open(what, action.shown, action.help[:1].upper() + action.help[1:].partition(":")[0])
         self._look_at()
         names = {"map": ("#map",), "sequences": ("#sequences", "#list"), "events": ("#events", "#log")}
@@ -187,7 +187,8 @@ class LookActions(MapActions):
 
     def action_hold(self) -> None:
         self._held = None if self._held is not None else self.view
-        self.say("the screen is held; p goes on" if self._held is not None else "the screen goes on")
+        held = f"the screen is held; {self.look.key('hold')} goes on"
+        self.say(held if self._held is not None else "the screen goes on")
         self._show(everything=True)
 
     def action_history(self, way: str) -> None:
@@ -206,7 +207,7 @@ class LookActions(MapActions):
 
     def set_theme(self, name: str) -> None:
         """Draw everything in another theme."""
-        self.look = Look(self.look.depth, self.look.ascii_only, THEMES[name])
+        self.look = replace(self.look, theme=THEMES[name])
         self.refresh_css(animate=False)
         for widget in self._base.query("*"):
             if isinstance(widget, (BlockMap, Lines)):
@@ -252,10 +253,11 @@ class LookActions(MapActions):
                 choices = list(PANELS)
             found = [(f"{name} {choice}", "") for choice in choices if f"{name} {choice}".startswith(typed)]
             return found or ([(use, "")] if use else [])
-        known = {name: (use, words) for name, (use, words) in LOOKS.items()}
-        known |= {name: (command_text.usage(name), command_text.summary(name)) for name in self._kinds}
-        known |= {_line_of(a): (_line_of(a), a.help) for a in ACTIONS if a.help and _line_of(a) not in known}
-        return [(name, words) for name, (_, words) in sorted(known.items()) if name.startswith(typed)]
+        keys = {a.line: f"  ({a.shown})" for a in self.look.table.actions if a.shown}
+        known = {a.line: a.help for a in self.look.table.actions if a.help}
+        known |= {name: command_text.summary(name) for name in self._kinds}
+        known |= {name: words for name, (_, words) in LOOKS.items()}
+        return [(n, words + keys.get(n, "")) for n, words in sorted(known.items()) if n.startswith(typed)]
 
     def run_line(self, text: str) -> None:
         """Do what a line of the command line says; a bad one is told on the event line."""
@@ -265,7 +267,7 @@ class LookActions(MapActions):
                 self._look_line(name, rest.strip())
                 return
             # A command's own name wins over an action's of the same name unless nothing was said with it.
-            action = next((a for a in ACTIONS if _line_of(a) == name), None)
+            action = next((a for a in ACTIONS if a.line == name), None)
             if name in self._kinds and (rest or action is None or action.sheet is False):
                 self._command_line(command_text.parse_command(text))
             elif action is not None:
@@ -346,13 +348,6 @@ class LookActions(MapActions):
 
     def _note_command(self, command: AnyCommand, outcome: Outcome, at: str) -> None:
         self._asked.append((at, command_text.describe(command), outcome.ok, outcome.message))
-
-
-def _line_of(action: Action) -> str:
-    """Return what an action is called on the command line."""
-    name, _, argument = action.name.partition("(")
-    words = name.replace("_", "-")
-    return f"{words}-{argument.strip(chr(39) + ')')}" if argument else words
 
 
 def _number(name: str, text: str) -> int:

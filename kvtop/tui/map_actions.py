@@ -123,7 +123,8 @@ class MapActions(App[None]):
         else:
             self.following = False
             self.main.mark(self.main.cursor)
-            self.say("range: move the cursor to its end; y copies, P pins, v or Esc ends it")
+            copy, pin, mark, leave = map(self.look.key, ("copy", "pin", "mark", "deselect"))
+            self.say(f"range: move the cursor to its end; {copy} copies, {pin} pins, {mark} or {leave} ends it")
 
     def action_watch(self) -> None:
         self.main.set_watch(WATCHES[(WATCHES.index(self.main.watching) + 1) % len(WATCHES)])

@@ -176,7 +176,7 @@ class Watching(WindActions):
             self.say("this engine was not started here, so it cannot be restarted here", "bad")
         elif not self._busy:
             self._busy = True
-            self.say(f"r {self._again}…")
+            self.say(f"{self.look.key('restart')} {self._again}…")
             if self._polling is not None:
                 self._polling.set()
             lost, restart = self.attachment, self._restart

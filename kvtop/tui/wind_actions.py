@@ -52,7 +52,8 @@ class WindActions(EngineActions):
     def action_jump_kind(self) -> None:
         if self._may("jump_kind") is not None:
             self._jump = (self._jump + 1) % len(_JUMPS)
-            self.say(f"n and b go to the next and the last {_JUMPS[self._jump][0]}")
+            next_key, last_key = (self.look.key(f"jump('{way}')") for way in ("next", "last"))
+            self.say(f"{next_key} and {last_key} go to the next and the last {_JUMPS[self._jump][0]}")
 
     def _wind(self, work: Callable[[RecordedSource], Outcome]) -> None:
         """Wind the recording on the command thread: its file is read for that."""

@@ -103,6 +103,7 @@ FLAGS = {
     "--skip-bad",
     "--serial",
     "--no-prefix-cache",
+    "--no-remember",
     "--no-reuse-distances",
     "--stamp",
     "--verify",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtop.doctor import Finding, line, namesake_findings, run_doctor, stale_findings, terminal_findings
+from kvtop.cli.root import _read_file
+from kvtop.doctor import Finding, file_finding, line, namesake_findings, run_doctor, stale_findings, terminal_findings
 
 
 def _terminal(environment=None, *, is_terminal=True, size=(120, 40), encoding="utf-8"):
@@ -87,3 +88,23 @@ def test_the_exit_code_tells_whether_something_is_wrong(capsys):
     assert line(bad).endswith("→ do z")
     assert run_doctor(as_json=True, findings=lambda: [bad]) == 1
     assert json.loads(capsys.readouterr().out)["findings"][0]["state"] == "problem"
+
+
+def test_which_configuration_file_is_in_use(tmp_path):
+    there, bad = tmp_path / "kvtop.toml", tmp_path / "bad.toml"
+    there.write_text('blocks = 64\ntheme = "light"\n[keys]\ncompact = "K"\n')
+    found = file_finding(lambda: _read_file(str(there)))
+    assert (found.state, found.found) == ("good", f"{there}: 2 options [keys]")
+    bad.write_text('[keys]\ncompakt = "K"\n')
+    found = file_finding(lambda: _read_file(str(bad)))
+    assert found.state == "problem"
+    assert found.found == f"{bad}:2: keys.compakt: no such action; did you mean compact?"
+    bad.write_text("blocks = 0\n")
+    assert file_finding(lambda: _read_file(str(bad))).found.startswith(f"{bad}:1: blocks 0: a whole number")
+
+
+def test_no_configuration_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    found = file_finding(lambda: _read_file(None))
+    assert found.state == "missing"
+    assert str(tmp_path / "kvtop" / "kvtop.toml") in found.found

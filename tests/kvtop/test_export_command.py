@@ -75,3 +75,12 @@ def test_what_is_wrong_is_one_line(args, line, capsys):
     assert out == ""
     assert err.startswith(f"kvtop: {line}")
     assert err.count("\n") == 1
+
+
+def test_config_is_a_file_that_can_be_used(capsys, tmp_path):
+    assert run(["export", "config"]) == 0
+    text = capsys.readouterr().out
+    assert '# compact = "C"' in text
+    file = tmp_path / "kvtop.toml"
+    file.write_text(text, encoding="utf-8")
+    assert run(["run", "--geometry", "none", "--steps", "3", "--config", str(file)]) == 0

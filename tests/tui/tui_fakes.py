@@ -20,6 +20,7 @@ from kvtop.model.observation import BlockHolders, Focus, Observation
 from kvtop.serving_commands import AnyCommand
 from kvtop.sources.scripted import ScriptedSource, block_arrays
 from kvtop.tui.app import KvtopApp
+from kvtop.tui.settings import Settings
 from kvtop.tui.widgets.block_map import BlockRef
 from kvtop.tui.widgets.lines import Lines
 
@@ -247,6 +248,7 @@ async def console(
     restart: Callable[[], Attachment] | None = None,
     ascii_only: bool = False,
     nvml: object = None,
+    settings: Settings | None = None,
 ) -> AsyncIterator[Console]:
     """Run a console that is stepped by hand, connected and drawn once; without a driver, unless one is given."""
     from fake_nvml import NO_LIBRARY, FakeNvml  # which the child of a test finds nowhere
@@ -260,6 +262,7 @@ async def console(
         restart=restart,
         auto_poll=False,
         ascii_only=ascii_only,
+        settings=settings,
         clock=clock,
         nvml=nvml or FakeNvml({"init": NO_LIBRARY}),
     )

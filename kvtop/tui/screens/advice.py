@@ -2,65 +2,37 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rich.text import Text
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from kvtop.advisor import advise, hit_ratios
 from kvtop.model import format as fmt
 from kvtop.model.view import View
 from kvtop.tui.look import Look
-from kvtop.tui.screens.dialog import Dialog
+from kvtop.tui.screens.overlay import Overlay
 from kvtop.tui.widgets.lines import line, printable
 
 _MARKS = {"fine": ("fine", "good"), "advice": ("advice", "warn"), "warning": ("warning", "bad")}
 
 
-class AdviceScreen(Dialog[None]):
-    """The advice overlay; any of the usual keys closes it."""
+class AdviceScreen(Overlay):
+    """What to do, and why.
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,a,q,enter", "dismiss", show=False),
-        Binding("j", "scroll(1)", show=False),
-        Binding("k", "scroll(-1)", show=False),
-    ]
-    DEFAULT_CSS = """
-    AdviceScreen { align: center middle; }
-    AdviceScreen > VerticalScroll {
-        width: 100; max-width: 96%; height: auto; max-height: 96%; padding: 0 1;
-        border: round $kv-focus; background: $kv-panel; scrollbar-size-vertical: 1;
-        scrollbar-color: $kv-faint; scrollbar-background: $kv-panel;
-    }
-    AdviceScreen:ansi > VerticalScroll { background: ansi_default; border: round ansi_cyan; }
+    Args:
+        look: How to draw.
+        view: The view it is about, until ``show`` gives another.
     """
 
     def __init__(self, look: Look, view: View) -> None:
-        super().__init__()
-        self.look = look
         self._view = view
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll() as pane:
-            pane.border_title = "Advice"
-            pane.border_subtitle = "Esc closes"
-            yield Static(self.text())
+        super().__init__(look, "Advice", opened_by="advice", width=100)
 
     def show(self, view: View) -> None:
         """Follow a newer view."""
         self._view = view
-        if self.is_mounted:
-            for text in self.query(Static):
-                text.update(self.text())
-
-    def action_scroll(self, lines: int) -> None:
-        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
+        self.draw_again()
 
     def text(self) -> Text:
-        """Return the overlay's text."""
+        """Return what it says."""
         look, snapshot, device = self.look, self._view.snapshot, self._view.device
         if snapshot is None or device is None:
             return Text("nothing is measured here", look.style("dim"))

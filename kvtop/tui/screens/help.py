@@ -3,58 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.widgets import Static
 
-from kvtop.tui.actions import ACTIONS, GROUP_TITLES, Action
+from kvtop.tui.actions import GROUP_TITLES, Action
 from kvtop.tui.look import Look
-from kvtop.tui.screens.dialog import Dialog
-from kvtop.tui.widgets.lines import line
+from kvtop.tui.screens.overlay import Overlay
+from kvtop.tui.widgets.lines import fit, line
+
+_KEYS = 7
 
 
-class HelpScreen(Dialog[None]):
-    """The help overlay; any of the usual keys closes it."""
+class HelpScreen(Overlay):
+    """Every key.
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,f1,q,enter", "dismiss", show=False),
-        Binding("j", "scroll(1)", show=False),
-        Binding("k", "scroll(-1)", show=False),
-    ]
-    DEFAULT_CSS = """
-    HelpScreen { align: center middle; }
-    HelpScreen > VerticalScroll {
-        width: 76; max-width: 96%; height: auto; max-height: 96%; padding: 0 1;
-        border: round $kv-focus; background: $kv-panel; scrollbar-size-vertical: 1;
-        scrollbar-color: $kv-faint; scrollbar-background: $kv-panel;
-    }
-    HelpScreen:ansi > VerticalScroll { background: ansi_default; border: round ansi_cyan; }
+    Args:
+        look: How to draw.
+        refusal: Says why an action cannot be done here.
     """
 
     def __init__(self, look: Look, refusal: Callable[[Action], str | None]) -> None:
-        super().__init__()
-        self.look = look
         self._refusal = refusal
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll() as pane:
-            pane.border_title = "Keys"
-            pane.border_subtitle = "Esc closes"
-            yield Static(self.text())
-
-    def action_scroll(self, lines: int) -> None:
-        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
+        super().__init__(look, "Keys", opened_by="help", width=76)
 
     def text(self) -> Text:
-        """Return the overlay's text."""
+        """Return what it says."""
         look = self.look
+        keys = max(_KEYS, *(cell_len(a.shown) for a in look.table.actions if a.help))
         text = Text(end="")
         for group, title in GROUP_TITLES.items():
-            actions = [a for a in ACTIONS if a.group == group and a.help]
+            actions = [a for a in look.table.actions if a.group == group and a.help]
             refusal = next((r for a in actions if (r := self._refusal(a))), None)
             text.append(f"{title}", look.style("title"))
             text.append(f"   not here: {refusal}" if refusal else "", look.style("warn"))
@@ -63,7 +42,7 @@ class HelpScreen(Dialog[None]):
                 grey = self._refusal(action) is not None
                 text.append_text(
                     line(
-                        (f"  {action.shown:<7}", look.style("faint" if grey else "key")),
+                        (f"  {fit(action.shown or f':{action.line}', keys)}", look.style("faint" if grey else "key")),
                         (f" {action.help}\n", look.style("faint" if grey else "text")),
                     )
                 )

@@ -424,7 +424,7 @@ class BlockMap(Moving, can_focus=True):
         if not self._tiers:
             self._base = self.rich_style
             if y == 0:
-                return self._text_strip(rule(self.look, width, "Device", key="1"), width)
+                return self._text_strip(rule(self.look, width, "Device", key=self.look.key("show('map')")), width)
             if y == height // 2:
                 text = line((self.message.center(width), self.look.style("dim")))
                 return self._text_strip(text, width)

@@ -189,7 +189,7 @@ class Inspector(Lines):
 
     def _sequence(self, width: int) -> list[Text]:
         if self._chosen is None or self._view is None or self._view.snapshot is None:
-            return [line((" Enter selects the holder of the block", self.look.style("faint")))]
+            return [line((f" {self.look.key('select')} selects the holder of the block", self.look.style("faint")))]
         row = next((s for s in self._view.snapshot.sequences if s.seq_id == self._chosen), None)
         lines = [line()]
         name = f"sequence {self._chosen}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual import events
 from textual.message import Message
@@ -13,7 +14,7 @@ from kvtop.model import format as fmt
 from kvtop.model.history import History, hit_ratios
 from kvtop.model.remote import usage_of
 from kvtop.model.view import View
-from kvtop.tui.actions import ACTIONS, Action
+from kvtop.tui.actions import Action
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Lines, Pane, fit, line, rule, spark
 
@@ -118,7 +119,16 @@ class Events(Pane):
         newest_first = self._events[::-1]
         notes = [f"/{self.wanted}: {len(self._events)} of {len(self._all)}"] if self.wanted else []
         notes += [f"{self._top} newer above"] if self._top else []
-        lines = [rule(self.look, width, "Events", notes, key="3", focused=self.has_focus)]
+        lines = [
+            rule(
+                self.look,
+                width,
+                "Events",
+                notes,
+                key=self.look.key("show('events')"),
+                focused=self.has_focus,
+            )
+        ]
         lines += [event_line(self.look, e, width) for e in newest_first[self._top : self._top + room]]
         if not self._events:
             empty = f" no event with {self.wanted}" if self.wanted else " no events yet"
@@ -181,13 +191,15 @@ class Footer(Lines):
         room = width - 1
         kept = []
         self._places = []
-        here = [a for a in ACTIONS if a.rank and not (a.group == "wind" and self._refusal(a))]
+        here = [
+            a for a in self.look.table.actions if a.rank and a.shown and not (a.group == "wind" and self._refusal(a))
+        ]
         for action in sorted(here, key=lambda a: a.rank):
-            room -= len(action.shown) + len(action.label) + 3
+            room -= cell_len(action.shown) + len(action.label) + 3
             if room < -2:
                 break
             kept.append(action)
-        for action in sorted(kept, key=ACTIONS.index):
+        for action in sorted(kept, key=self.look.table.actions.index):
             self._key(text, action)
         text.rstrip()
         return [text]
@@ -195,7 +207,7 @@ class Footer(Lines):
     def _key(self, text: Text, action: Action) -> None:
         grey = self._refusal(action) is not None
         start = text.cell_len
-        self._places.append((start, start + len(action.shown) + len(action.label) + 1, action.name))
+        self._places.append((start, start + cell_len(action.shown) + len(action.label) + 1, action.name))
         text.append(action.shown, self.look.style("faint" if grey else "key"))
         text.append(f" {action.label}  ", self.look.style("faint" if grey else "dim"))
 

@@ -120,7 +120,16 @@ class RemotePane(Pane):
         if self._target is None and rows:
             self._target = rows[0].target
         note = f"by {_SORTS[self._sort][0]}: ← →"
-        lines = [rule(look, width, "Servers", ["Enter opens one", note], key="1", focused=self.has_focus)]
+        lines = [
+            rule(
+                look,
+                width,
+                "Servers",
+                [f"{look.key('select')} opens one", note],
+                key=look.key("show('map')"),
+                focused=self.has_focus,
+            )
+        ]
         heading = "  " + fit("server", _SERVER) + " " + fit("model", _MODEL) + f"{'rank':>5}{'age':>8}"
         lines.append(self._cut(heading + "".join(f"{name:>{size}}" for name, size in _FLEET_COLUMNS), width, "dim"))
         room = max(1, height - len(lines))
@@ -146,7 +155,16 @@ class RemotePane(Pane):
 
     def _page(self, facts: RemoteFacts, width: int) -> list[Text]:
         look = self.look
-        lines = [rule(look, width, "Engines", [fmt.count(len(facts.rows))], key="1", focused=self.has_focus)]
+        lines = [
+            rule(
+                look,
+                width,
+                "Engines",
+                [fmt.count(len(facts.rows))],
+                key=look.key("show('map')"),
+                focused=self.has_focus,
+            )
+        ]
         heading = " " + fit("model", _model_width(width)) + " rank"
         lines.append(self._cut(heading + "".join(f"{name:>{size}}" for name, size in _COLUMNS), width, "dim"))
         lines += [self._engine(row, width) for row in facts.rows]

@@ -110,7 +110,14 @@ class Sequences(Pane):
     def build(self, width: int, height: int) -> list[Text]:
         look = self.look
         lines = [
-            rule(look, width, "Sequences", [*self._counts, *self._notes()], key="2", focused=self.has_focus),
+            rule(
+                look,
+                width,
+                "Sequences",
+                [*self._counts, *self._notes()],
+                key=look.key("show('sequences')"),
+                focused=self.has_focus,
+            ),
             self._headings(width),
         ]
         room = height - 2

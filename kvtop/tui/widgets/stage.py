@@ -12,7 +12,7 @@ from textual.message import Message
 from kvtop.model.view import View
 from kvtop.panels.catalog import CONTENTS
 from kvtop.panels.content import Asked, Entry, Section
-from kvtop.tui.actions import ACTIONS, Action
+from kvtop.tui.actions import Action
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Lines, Pane, bar, fit, line, rule, spark
 
@@ -141,7 +141,7 @@ def _letters(actions: Sequence[Action], current: str, width: int) -> int:
     """Return how many letters of each label there is room for; the current one keeps all of them."""
     for letters in range(max(len(a.label) for a in actions), 0, -1):
         labels = (len(a.label) if a.name == current else min(len(a.label), letters) for a in actions)
-        if sum(labels) + sum(len(a.shown) + 2 for a in actions) <= width:
+        if sum(labels) + sum(cell_len(a.shown) + 2 for a in actions) <= width:
             return letters
     return 1
 
@@ -172,14 +172,14 @@ class Tabs(Lines):
         look = self.look
         text = line(" ")
         self._places = []
-        actions = [a for a in ACTIONS if a.name.startswith("show(")]
+        actions = look.table.panels
         current = f"show('{self.current}')"
-        gap = "  " if sum(len(a.shown) + len(a.label) + 3 for a in actions) < width else " "
+        gap = "  " if sum(cell_len(a.shown) + len(a.label) + 3 for a in actions) < width else " "
         letters = _letters(actions, current, width)
         for action in actions:
             start = text.cell_len
             is_current = action.name == current
-            text.append(f"{action.shown} ", look.style("key"))
+            text.append(f"{action.shown} " if action.shown else "", look.style("key"))
             label = action.label if is_current else action.label[:letters]
             text.append(label, look.style("title" if is_current else "dim"))
             self._places.append((start, text.cell_len, action))
