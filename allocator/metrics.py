@@ -138,9 +138,15 @@ def run_starts(block_ids: NDArray[np.int64], slab_size: int) -> NDArray[np.bool_
     return starts
 
 
-def ratio(part: float, whole: float) -> float | None:
-    """Return ``part`` ÷ ``whole``, or ``None`` when there is nothing to divide by."""
-    return part / whole if whole else None
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """Return ``part`` ÷ ``whole``, or ``None`` when there is nothing to divide by or either is not known."""
+    return part / whole if whole and part is not None else None
+
+
+def plus(*parts: int | None) -> int | None:
+    """Return the sum, or ``None`` when any part of it is not known."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def _count(mask: NDArray[Any]) -> int:

@@ -122,7 +122,7 @@ class SequenceRow(msgspec.Struct, frozen=True):
         num_target: Tokens at which it finishes; ``None`` for an attached program's, which nobody knows the end of.
         num_blocks: Blocks in its table, in either tier.
         shared_blocks: Of these, blocks with other holders too.
-        hit_blocks: Blocks the prefix cache gave at admission.
+        hit_blocks: Blocks the prefix cache gave at admission; ``None`` where the engine does not tell.
         runs: Contiguity of its table; 0 without device blocks.
         arrived_step: When it was submitted.
         reason_kind: Kind of the reason, of a closed set: ``WaitReason``; empty when it does not wait.
@@ -139,7 +139,7 @@ class SequenceRow(msgspec.Struct, frozen=True):
     num_target: int | None
     num_blocks: int
     shared_blocks: int
-    hit_blocks: int
+    hit_blocks: int | None
     runs: int
     arrived_step: int
     reason_kind: str = ""
@@ -235,6 +235,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         compactions: The latest compactions, oldest first, at most ``MAX_COMPACTIONS``.
         running_limit: Sequences that may run at once on account of thrash; ``None`` is no such limit.
         timings: Real time spent; ``None`` where the engine does not tell.
+        unknown_counters: Names of the counters that the engine does not tell; see ``told``.
     """
 
     step: int
@@ -272,6 +273,19 @@ class Snapshot(msgspec.Struct, frozen=True):
     verified: Verified | None = None
     copies: CopyNumbers | None = None
     locks: tuple[LockNumbers, ...] | None = None
+    unknown_counters: tuple[str, ...] = ()
+
+
+def told(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot whose unknown counters are ``None``, not 0, to whoever reads them.
+
+    Our own engine tells them all and may add to them, so that their type does not say this: whoever shows the counters
+    of an engine that may be another's expects ``None``.
+    """
+    if not snapshot.unknown_counters:
+        return snapshot
+    unknown = dict.fromkeys(snapshot.unknown_counters)
+    return msgspec.structs.replace(snapshot, counters=msgspec.structs.replace(snapshot.counters, **unknown))
 
 
 #: Rows of the sequences table carried at most; the counts are always of all.

@@ -59,6 +59,8 @@ def advise(snapshot: Snapshot, num_blocks: int, num_host_blocks: int) -> tuple[A
         num_blocks: Size of its device pool.
         num_host_blocks: Size of its host pool; 0 without one.
     """
+    if snapshot.unknown_counters:
+        return ()  # another's engine, which does not measure what advice needs
     found = (
         _block_size(snapshot),
         _swap_space(snapshot, num_blocks, num_host_blocks),

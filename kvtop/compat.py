@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from allocator.metrics import plus
 from allocator.snapshot import Counters, Snapshot
 from kvtop.model.view import TierView, View
 
@@ -36,7 +37,7 @@ def _gauge(name: str, text: str, read: Callable[[Snapshot], float]) -> _Name:
     return _Name(f"vllm:{name}", "gauge", text, lambda v: () if v.snapshot is None else [((), read(v.snapshot))])
 
 
-def _counter(name: str, text: str, read: Callable[[Counters], float]) -> _Name:
+def _counter(name: str, text: str, read: Callable[[Counters], float | None]) -> _Name:
     return _Name(
         f"vllm:{name}", "counter", text, lambda v: () if v.snapshot is None else [((), read(v.snapshot.counters))]
     )
@@ -70,7 +71,7 @@ _NAMES: Final = (
     _counter(
         "num_preemptions",
         "Sequences that had to give up their blocks.",
-        lambda c: c.preemptions_swap + c.preemptions_recompute,
+        lambda c: plus(c.preemptions_swap, c.preemptions_recompute),
     ),
     _counter("prompt_tokens", "Prompt tokens of admitted requests.", lambda c: c.prompt_tokens),
     _counter("generation_tokens", "Tokens generated.", lambda c: c.generated_tokens),

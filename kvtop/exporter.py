@@ -247,13 +247,13 @@ METRICS: Final = (
         "injected_faults",
         "Faults that struck on purpose.",
         "kind",
-        lambda c: zip(FAULT_KINDS, c.injected, strict=True),
+        lambda c: zip(FAULT_KINDS, c.injected or (), strict=bool(c.injected)),
     ),
     _totals(
         "integrity_faults",
         "Broken laws of the allocator's state: any is a bug.",
         "law",
-        lambda c: [(str(law), c.faults_by_law[law]) for law in range(1, NUM_LAWS + 1)],
+        lambda c: [(str(law), c.faults_by_law[law]) for law in range(1, NUM_LAWS + 1) if c.faults_by_law],
     ),
     _times(
         "step_seconds",

@@ -6,15 +6,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
 from allocator.clients import MAX_CLIENTS, ClientRegistry, ClientSession
 from allocator.commands import Command
 from allocator.errors import AllocatorError, Refused
-from allocator.plans import Outcome
+from allocator.plans import Outcome, Plan
 from kvtop.audit import AuditLog, audit_path
 from kvtop.client_messages import (
     ClientAnswer,
@@ -27,6 +27,7 @@ from kvtop.client_messages import (
 from kvtop.errors import SourceError
 from kvtop.local_socket import NamedSocket, peer
 from kvtop.log import Log
+from kvtop.model.observation import Focus, Observation
 from kvtop.runner import EngineRunner
 from kvtop.wire import (
     FRAME_TIMEOUT_S,
@@ -61,6 +62,16 @@ FIRST_WORD_S: Final = 30.0
 Who: TypeAlias = tuple[int | None, int | None]
 
 
+class Answers(Protocol):
+    """What consoles ask of an engine; ``EngineRunner`` answers it. Each raises ``SourceError`` where it cannot."""
+
+    def observe(self, focus: Focus, timeout_s: float) -> Observation: ...
+
+    def plan(self, command: Command, timeout_s: float) -> Plan: ...
+
+    def apply(self, command: Command, timeout_s: float) -> Outcome: ...
+
+
 class EngineServer:
     """Serves each connection in a thread of its own.
 
@@ -69,6 +80,7 @@ class EngineServer:
         clients: Attached programs; without it, none may attach.
         engine: The engine's name, for the greeting.
         notes: Lines for the user, for the greeting.
+        missing: What the engine does not offer, with the reason, for the greeting.
         on_disconnect: Called in the connection's thread when a console is gone.
         send_timeout_s: Seconds in which a console must take a reply.
         max_connections: Connections at once; one more is turned away.
@@ -79,11 +91,12 @@ class EngineServer:
 
     def __init__(
         self,
-        runner: EngineRunner | None,
+        runner: Answers | None,
         *,
         clients: ClientRegistry | None = None,
         engine: str = "embedded",
         notes: tuple[str, ...] = (),
+        missing: Mapping[str, str] | None = None,
         on_disconnect: Callable[[], None] | None = None,
         send_timeout_s: float = FRAME_TIMEOUT_S,
         max_connections: int = MAX_CONNECTIONS,
@@ -97,7 +110,7 @@ class EngineServer:
         self._complain = complain
         self._clients = clients
         self._max_connections = max_connections
-        self._hello = Hello(PROTOCOL_VERSION, os.getpid(), engine, notes)
+        self._hello = Hello(PROTOCOL_VERSION, os.getpid(), engine, notes, dict(missing or {}))
         self._on_disconnect = on_disconnect
         self._send_timeout_s = send_timeout_s
         self._lock = threading.Lock()
@@ -187,7 +200,7 @@ class EngineServer:
         except SourceError as error:
             return Failed(request.number, str(error))
 
-    def _apply(self, runner: EngineRunner, command: Command, timeout_s: float, who: Who) -> Outcome:
+    def _apply(self, runner: Answers, command: Command, timeout_s: float, who: Who) -> Outcome:
         """Do a command; with an audit log, a line is left there whatever came of it."""
         if self._audit is None:
             return runner.apply(command, timeout_s)

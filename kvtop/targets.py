@@ -140,8 +140,8 @@ def _open_local(text: str, options: AttachOptions) -> Attachment:
         )
     link = NamedEngine(name or only_engine(text))
     operations: Operations = LocalOperations(link) if options.allow_operations else ReadOnly(READ_ONLY)
-    missing = {} if options.allow_operations else {"operations": READ_ONLY}
-    return Attachment(LocalSource(link, f"local:{link.name}", missing=missing), operations)
+    missing = {**({} if options.allow_operations else {"operations": READ_ONLY}), **link.missing}
+    return Attachment(LocalSource(link, f"local:{link.name}", missing=missing, renew=link.renew), operations)
 
 
 def _open_http(text: str, options: AttachOptions) -> Attachment:

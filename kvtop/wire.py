@@ -60,12 +60,14 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
         pid: Its process.
         engine: Its name.
         notes: Lines for the user, from building it.
+        missing: Capabilities that it does not offer, with the reason; see ``kvtop.sources.base.Source``.
     """
 
     protocol: int
     pid: int
     engine: str
     notes: tuple[str, ...] = ()
+    missing: dict[str, str] = {}
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):

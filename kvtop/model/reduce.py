@@ -7,7 +7,7 @@ from typing import Final
 
 from allocator.block_map import BlockArrays
 from allocator.events import Event
-from allocator.metrics import ratio, tier_numbers
+from allocator.metrics import plus, ratio, tier_numbers
 from allocator.snapshot import Snapshot
 from kvtop.model.history import LIMIT, History
 from kvtop.model.observation import Observation, RemoteObservation
@@ -52,7 +52,7 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
                 "hit_blocks": counters.hit_blocks,
                 "query_blocks": counters.query_blocks,
                 "evictions": counters.evictions,
-                "preemptions": counters.preemptions_swap + counters.preemptions_recompute,
+                "preemptions": plus(counters.preemptions_swap, counters.preemptions_recompute),
                 "generated_tokens": counters.generated_tokens,
                 "swap_out_bytes": counters.swap_out_bytes,
                 "swap_in_bytes": counters.swap_in_bytes,

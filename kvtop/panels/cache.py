@@ -36,7 +36,7 @@ def prefix(view: View, asked: Asked) -> tuple[Section, ...]:
             fmt.count(counters.evictions),
             f"{fmt.rate(per_second(history, 'evictions'))}, {snapshot.eviction}",
         ),
-        Entry("key collisions", fmt.count(counters.key_collisions), alarm=counters.key_collisions > 0),
+        Entry("key collisions", fmt.count(counters.key_collisions), alarm=bool(counters.key_collisions)),
     )
     reuse = tuple(
         Entry(f"{name} {'holder' if name == '1' else 'holders'}", fmt.count(number), share=ratio(number, numbers.total))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allocator.metrics import ratio
+from allocator.metrics import plus, ratio
 from kvtop.model import format as fmt
 from kvtop.model.history import per_second
 from kvtop.model.view import TierView, View
@@ -24,9 +24,9 @@ def overview(view: View, asked: Asked) -> tuple[Section, ...]:
         Entry("running", fmt.count(snapshot.num_running)),
         Entry("waiting", fmt.count(snapshot.num_waiting)),
         Entry("swapped out", fmt.count(snapshot.num_swapped)),
-        Entry("preemptions", fmt.count(counters.preemptions_swap + counters.preemptions_recompute)),
+        Entry("preemptions", fmt.count(plus(counters.preemptions_swap, counters.preemptions_recompute))),
         Entry("failed for want of room", fmt.count(counters.failures_capacity)),
-        Entry("broken laws", fmt.count(counters.integrity_faults), alarm=counters.integrity_faults > 0),
+        Entry("broken laws", fmt.count(counters.integrity_faults), alarm=bool(counters.integrity_faults)),
     )
     cache = (
         Entry("hit ratio, last minute", fmt.percent(view.hit_ratio_window)),
@@ -103,18 +103,18 @@ def tiers(view: View, asked: Asked) -> tuple[Section, ...]:
     )
 
 
-def copied_bytes(view: View) -> int:
-    """Return the bytes that swaps and moves have copied."""
+def copied_bytes(view: View) -> int | None:
+    """Return the bytes that swaps and moves have copied; ``None`` where they are not known."""
     assert view.snapshot is not None
     counters = view.snapshot.counters
-    return counters.swap_out_bytes + counters.swap_in_bytes + counters.compaction_moved_bytes
+    return plus(counters.swap_out_bytes, counters.swap_in_bytes, counters.compaction_moved_bytes)
 
 
 def _bytes(total: int, per_s: float | None) -> str:
     return f"{fmt.size(total)}, {fmt.size(per_s)}/s" if per_s is not None else fmt.size(total)
 
 
-def _rate(num_bytes: int, seconds: float) -> str:
+def _rate(num_bytes: int | None, seconds: float) -> str:
     return f"{fmt.size(num_bytes / seconds)}/s" if seconds and num_bytes else fmt.UNKNOWN
 
 

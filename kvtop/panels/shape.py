@@ -19,7 +19,7 @@ def fragmentation(view: View, asked: Asked) -> tuple[Section, ...]:
     numbers, counters, history = device.numbers, snapshot.counters, view.history
     lengths = run_lengths(allocatable_mask(device.arrays), max(1, snapshot.slab_size))
     largest = numbers.largest_free_run
-    tokens = largest * snapshot.block_size
+    tokens, failed = largest * snapshot.block_size, counters.failures_contiguous
     state = (
         Entry(
             "external",
@@ -34,9 +34,7 @@ def fragmentation(view: View, asked: Asked) -> tuple[Section, ...]:
         Entry("over time", "", series=history.get("internal")),
         Entry("allocatable", fmt.blocks(numbers.allocatable), f"in {fmt.count(numbers.free_runs)} runs"),
         Entry("longest run", fmt.blocks(largest), f"{fmt.count(tokens)} tokens in one piece"),
-        Entry(
-            "failed for want of a run", fmt.count(counters.failures_contiguous), alarm=counters.failures_contiguous > 0
-        ),
+        Entry("failed for want of a run", fmt.count(failed), alarm=bool(failed)),
     )
     moves = (
         Entry("mode", snapshot.compact, f"auto at {fmt.percent(snapshot.compact_threshold_ratio)}"),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
+
+import msgspec
 
 from allocator.block_map import BlockMapError, BlockMapReader, Publication
 from allocator.commands import command_name
 from allocator.plans import Outcome, Plan
+from allocator.snapshot import told
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, Observation
 from kvtop.operations import NOT_OFFERED
 from kvtop.server import table_from_bytes
 from kvtop.serving_commands import AnyCommand, ServingCommand
-from kvtop.wire import Client, WireError, WireTimeout
+from kvtop.wire import Client, Observed, WireError, WireTimeout
 
 NO_HOST_TIER: Final = "this engine has no host tier; --swap-blocks gives it one"
 
@@ -49,10 +52,19 @@ class LocalSource:
         link: The way to the engine.
         name: The target's name.
         missing: Capabilities that are not offered whatever the engine has, with the reason.
+        renew: Makes the link lead to another engine in the place of one that is gone; returns whether it does.
     """
 
-    def __init__(self, link: EngineLink, name: str = "embedded", missing: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        link: EngineLink,
+        name: str = "embedded",
+        missing: Mapping[str, str] | None = None,
+        renew: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name = name
+        self._renew = renew
+        self._notes: tuple[str, ...] = ()
         self._never: Mapping[str, str] = missing or {}
         self.missing: Mapping[str, str] = self._never
         self._link = link
@@ -67,15 +79,18 @@ class LocalSource:
             SourceError: The engine is starting, failed, is gone, or did not answer in ``timeout_s``.
         """
         try:
-            seen = self._link.observing.observe(focus, timeout_s)
+            seen = self._observe(focus, timeout_s)
         except WireTimeout as error:
             raise SourceError(f"{error}{self._last_sign()}") from None
         except WireError as error:
             raise SourceError(self._link.loss() or str(error)) from None
         blocks = self._blocks(seen.snapshot.step)
-        self.missing = self._never if blocks.host is not None else {**self._never, "host-tier": NO_HOST_TIER}
+        self.missing = self._never if blocks.host is not None else {"host-tier": NO_HOST_TIER, **self._never}
         table = table_from_bytes(seen.focus_table)
-        return Observation(seen.snapshot, blocks.device, blocks.host, table, seen.focus_block, seen.next_victims)
+        snapshot = told(seen.snapshot)
+        if self._notes:
+            snapshot = msgspec.structs.replace(snapshot, notes=(*snapshot.notes, *self._notes))
+        return Observation(snapshot, blocks.device, blocks.host, table, seen.focus_block, seen.next_victims)
 
     def close(self) -> None:
         """Let go of the engine; ends it if this console started it. Safe to call twice."""
@@ -84,6 +99,22 @@ class LocalSource:
             if self._map is not None:
                 self._map.close()
                 self._map = self._last = None
+
+    def _observe(self, focus: Focus, timeout_s: float) -> Observed:
+        """Ask the engine, or the one that has taken its place."""
+        try:
+            return self._link.observing.observe(focus, timeout_s)
+        except WireTimeout:
+            raise
+        except WireError:
+            if not self._renew():
+                raise
+        with self._map_lock:
+            if self._map is not None:
+                self._map.close()
+            self._map = self._last = None
+        self._notes = ("the engine was started anew; attached again",)
+        return self._link.observing.observe(focus, timeout_s)
 
     def _blocks(self, step: int) -> Publication:
         with self._map_lock:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from allocator.block_map import process_start_ticks
-from kvtop.errors import SourceError
+from kvtop.errors import KvtopError, SourceError
 from kvtop.local_socket import connect, map_path, open_map, socket_path
 from kvtop.wire import Client
 
@@ -26,6 +26,7 @@ class NamedEngine:
     Attributes:
         name: The engine's name.
         pid: Its process.
+        missing: What it says that it does not offer, with the reason.
         observing: The connection for observations.
 
     Raises:
@@ -35,18 +36,12 @@ class NamedEngine:
 
     def __init__(self, name: str, path: Path | None = None) -> None:
         self._path = socket_path(name) if path is None else path
+        self.name = name
         self._lock = threading.Lock()
         self._map_fd: int | None = None
         self._commanding: Client | None = None
         self._is_closed = False
-        self.name = name
-        self.observing = Client(connect(self._path))
-        try:
-            self.pid = self.observing.hello(_HELLO_S).pid
-            self._start_ticks = process_start_ticks(self.pid)
-        except BaseException:
-            self.observing.close()
-            raise
+        self._greet()
 
     @property
     def commanding(self) -> Client:
@@ -90,14 +85,43 @@ class NamedEngine:
             return None
         return f"the engine {self.name} (pid {self.pid}) is no longer published"
 
+    def renew(self) -> bool:
+        """Attach anew to whoever listens by the name now, the connection being lost; return whether somebody does."""
+        if self._is_closed:
+            return False
+        old = self.observing
+        try:
+            self._greet()
+        except KvtopError:
+            return False
+        with self._lock:
+            commanding, self._commanding = self._commanding, None
+            fd, self._map_fd = self._map_fd, None
+        _let_go(old, commanding, fd)
+        return True
+
+    def _greet(self) -> None:
+        observing = Client(connect(self._path))
+        try:
+            hello = observing.hello(_HELLO_S)
+        except BaseException:
+            observing.close()
+            raise
+        self.observing, self.pid, self.missing = observing, hello.pid, hello.missing
+        self._start_ticks = process_start_ticks(hello.pid)
+
     def close(self) -> None:
         """Let go of the engine, which goes on. Safe to call twice."""
         with self._lock:
             self._is_closed = True
             fd, self._map_fd = self._map_fd, None
             commanding = self._commanding
-        self.observing.close()
-        if commanding is not None:
-            commanding.close()
-        if fd is not None:
-            os.close(fd)
+        _let_go(self.observing, commanding, fd)
+
+
+def _let_go(observing: Client, commanding: Client | None, map_fd: int | None) -> None:
+    observing.close()
+    if commanding is not None:
+        commanding.close()
+    if map_fd is not None:
+        os.close(map_fd)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fake_vllm import imported, request_of
 from published import own_directories
 
 from allocator.block_map import FIELDS
@@ -22,6 +23,7 @@ from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, Observation
 from kvtop.operations import ReadOnly
+from kvtop.plugins.vllm import register
 from kvtop.recording.frames import RecordingHeader
 from kvtop.recording.reader import Recording
 from kvtop.recording.writer import RecordedEngine, RecordingWriter
@@ -32,6 +34,7 @@ from kvtop.sources.local import LocalSource
 from kvtop.sources.named import NamedEngine
 from kvtop.sources.recorded import RecordedSource
 from kvtop.sources.scripted import ScriptedSource
+from kvtop.targets import open_target
 
 CAPABILITIES = {"block-map", "sequences", "events", "host-tier", "operations"}
 OPTIONS = EngineOptions(num_blocks=64, swap_ratio=0.5, geometry="none", speed=None, seed=3)
@@ -40,10 +43,11 @@ TIMEOUT_S = 30.0
 
 @dataclass
 class Harness:
-    """A source, and how its far end fails."""
+    """A source, how its far end fails, and whether it has a host tier where it is given one."""
 
     source: Source
     fail: Callable[[], None]
+    takes_host: bool = True
 
 
 def in_process(options: EngineOptions, *, runs: bool) -> Iterator[Harness]:
@@ -123,6 +127,27 @@ def recorded(options: EngineOptions) -> Iterator[Harness]:
     source.close()
 
 
+def plugged_in(options: EngineOptions) -> Iterator[Harness]:
+    """The pool of another engine, published by its plugin."""
+    with tempfile.TemporaryDirectory(prefix="kv") as directory, pytest.MonkeyPatch.context() as patch:
+        own_directories(patch, Path(directory))
+        patch.setenv("KVTOP_PUBLISH", "t")
+        with imported("0.32.0") as scheduler_class:
+            register()
+            scheduler = scheduler_class(options.num_blocks)
+        request_of(scheduler, "a", list(range(40)), max_tokens=100)
+        scheduler.step()
+        source = open_target("local:t").source
+
+        def fail() -> None:
+            patch.setattr(scheduler.kv_cache_manager, "block_pool", None)
+            scheduler.shutdown()
+
+        yield Harness(source, fail, takes_host=False)
+        source.close()
+        scheduler.shutdown()
+
+
 KINDS: dict[str, Callable[[EngineOptions], Iterator[Harness]]] = {
     "in-process": lambda options: in_process(options, runs=True),
     "stepped": lambda options: in_process(options, runs=False),
@@ -130,6 +155,7 @@ KINDS: dict[str, Callable[[EngineOptions], Iterator[Harness]]] = {
     "named": named,
     "scripted": scripted,
     "recorded": recorded,
+    "plugin": plugged_in,
 }
 
 
@@ -147,12 +173,14 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Harness]]:
 
 
 def test_a_reading_is_whole(make: Callable[..., Harness]) -> None:
-    source = make().source
-    seen = source.read(Focus(), TIMEOUT_S)
+    harness = make()
+    seen = harness.source.read(Focus(), TIMEOUT_S)
     assert seen.snapshot.block_size == 16
     assert seen.device is not None
-    assert seen.host is not None
+    assert (seen.host is not None) == harness.takes_host
     for arrays, total in ((seen.device, 64), (seen.host, 32)):
+        if arrays is None:
+            continue
         assert arrays.num_blocks == total
         for name, dtype in FIELDS:
             assert getattr(arrays, name).shape == (total,)
@@ -180,11 +208,12 @@ def test_time_does_not_go_back(make: Callable[..., Harness]) -> None:
 
 def test_what_is_missing_is_named(make: Callable[..., Harness]) -> None:
     for num_swap in (0, 8):
-        source = make(EngineOptions(num_blocks=64, num_swap_blocks=num_swap, geometry="none", speed=None)).source
+        harness = make(EngineOptions(num_blocks=64, num_swap_blocks=num_swap, geometry="none", speed=None))
+        source = harness.source
         seen = source.read(Focus(), TIMEOUT_S)
         assert set(source.missing) <= CAPABILITIES
         assert all(source.missing.values())
-        assert (seen.host is None) == ("host-tier" in source.missing) == (num_swap == 0)
+        assert (seen.host is None) == ("host-tier" in source.missing) == (num_swap == 0 or not harness.takes_host)
 
 
 def test_readings_are_frozen(make: Callable[..., Harness]) -> None:
@@ -218,7 +247,7 @@ def test_close_twice(make: Callable[..., Harness]) -> None:
     source.close()
 
 
-@pytest.mark.parametrize("kind", ["in-process", "stepped", "local", "named"])
+@pytest.mark.parametrize("kind", ["in-process", "stepped", "local", "named", "plugin"])
 def test_the_focus_is_answered(kind: str) -> None:
     """Not by a script, which knows only its lines."""
     made = KINDS[kind](EngineOptions(num_blocks=64, geometry="none", speed=1.0))
@@ -244,7 +273,7 @@ def test_the_focus_is_answered(kind: str) -> None:
         next(made, None)
 
 
-@pytest.mark.parametrize("kind", ["in-process", "stepped", "local", "named", "recorded"])
+@pytest.mark.parametrize("kind", ["in-process", "stepped", "local", "named", "recorded", "plugin"])
 def test_after_close_there_is_nothing_to_read(kind: str) -> None:
     made = KINDS[kind](OPTIONS)
     source = next(made).source

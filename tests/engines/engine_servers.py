@@ -70,8 +70,11 @@ class EngineServer:
         """Ask; a body is posted as JSON. Return the decoded answer, or its text."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            text = answer.read().decode()
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path}: {error.code} {error.read().decode(errors='replace')[:500]}") from None
         try:
             return json.loads(text)
         except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from allocator.metrics import plus
 from allocator.snapshot import Snapshot
 from kvtop.model import format as fmt
 from kvtop.model.history import per_second
@@ -154,8 +155,8 @@ class Header(Lines):
         look, view = self.look, self._view
         snapshot = view.snapshot
         counters = snapshot.counters if snapshot else None
-        preempted = counters.preemptions_swap + counters.preemptions_recompute if counters else None
-        failed = counters.failures_capacity + counters.failures_contiguous if counters else None
+        preempted = plus(counters.preemptions_swap, counters.preemptions_recompute) if counters else None
+        failed = plus(counters.failures_capacity, counters.failures_contiguous) if counters else None
         text = line((" EVICT ", look.style("label")))
         self._value(text, fmt.short(counters.evictions if counters else None), 5)
         if width >= 100:

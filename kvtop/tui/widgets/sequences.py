@@ -25,7 +25,7 @@ _ORDERS: Final[tuple[tuple[str, str, Callable[[SequenceRow], float | str]], ...]
     ("blocks", "BLK", lambda row: -row.num_blocks),
     ("shared", "SHR", lambda row: -row.shared_blocks),
     ("tokens", "TOKENS", lambda row: -row.num_tokens),
-    ("hit", "HIT", lambda row: -row.hit_blocks),
+    ("hit", "HIT", lambda row: -(row.hit_blocks or 0)),
     ("runs", "RUNS", lambda row: -row.runs),
 )
 ORDERS: Final = tuple(name for name, _, _ in _ORDERS)
