@@ -478,6 +478,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def publisher_of(scheduler: BaseScheduler) -> PoolPublisher:
-    found = [thing for thing in gc.get_objects() if isinstance(thing, PoolPublisher) and not thing._is_closed]
-    assert len(found) == 1
-    return found[0]
+    """Return what publishes a scheduler's pool."""
+    found = [thing for thing in gc.get_objects() if isinstance(thing, PoolPublisher)]
+    (publisher,) = [thing for thing in found if thing._pool._scheduler() is scheduler]  # type: ignore[attr-defined]
+    return publisher
