@@ -15,6 +15,7 @@ from kvtop.operations import Operations, ReadOnly
 from kvtop.sources.local import LocalOperations, LocalSource
 from kvtop.sources.named import NamedEngine
 from kvtop.sources.remote.fleet import Fleet
+from kvtop.sources.remote.prometheus import SCHEME, PrometheusFleet
 from kvtop.sources.remote.source import EventOptions, RemoteSource
 
 _HTTP: Final = ("http://", "https://")
@@ -157,8 +158,23 @@ def _open_http(text: str, options: AttachOptions) -> Attachment:
     return Attachment(source, ReadOnly(source.missing["operations"]))
 
 
+def _open_prometheus(text: str, options: AttachOptions) -> Attachment:
+    if options.allow_operations:
+        raise UserError(f"--allow-operations: {text} can only be looked at; local:NAME can be acted on")
+    if options.events or options.replays:
+        raise UserError(f"{text}: --events and --replay are for an engine's own address, http(s)://HOST:PORT")
+    source = PrometheusFleet(
+        text.removeprefix(SCHEME),
+        token_file=options.token_file,
+        ca_file=options.ca_file,
+        insecure=options.insecure,
+    )
+    return Attachment(source, ReadOnly(source.missing["operations"]))
+
+
 #: Every kind of target; the first whose prefix fits is taken.
 TARGET_KINDS: Final = (
     TargetKind("local:NAME or local", ("local",), _open_local),
     TargetKind("http(s)://HOST:PORT", _HTTP, _open_http),
+    TargetKind(f"{SCHEME}http(s)://HOST:PORT[/PATH]", (SCHEME,), _open_prometheus),
 )

@@ -89,8 +89,9 @@ def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bo
     """Open the console on a running engine, which goes on when the console is closed.
 
     TARGET is local:NAME, an engine that was published by that name, local for the only one there is, or
-    http(s)://HOST:PORT, a server of vLLM, SGLang, llama.cpp, TensorRT-LLM, TGI, or a kvtop exporter. Without it, this
-    machine is looked at: published engines, and the ports that engines usually take. Several servers are one table.
+    http(s)://HOST:PORT, a server of vLLM, SGLang, llama.cpp, TensorRT-LLM, TGI, or a kvtop exporter, or
+    prometheus+http(s)://HOST:PORT, all engines that a Prometheus, Thanos, Mimir or VictoriaMetrics scrapes. Without it,
+    this machine is looked at: published engines, and the ports that engines usually take. Several are one table.
     """
     from kvtop.targets import AttachOptions
 

@@ -11,7 +11,7 @@ from allocator.metrics import plus, ratio, tier_numbers
 from allocator.snapshot import Snapshot
 from kvtop.model.history import LIMIT, History
 from kvtop.model.observation import Observation, RemoteObservation
-from kvtop.model.remote import RemoteFacts, total, usage_of
+from kvtop.model.remote import FLEET, EngineRow, RemoteFacts, total, total_known, usage_of
 from kvtop.model.view import TierView, View
 
 MAX_EVENTS: Final = 500
@@ -36,7 +36,7 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
     host = _tier(observation.host, snapshot, view.host)
     counters = snapshot.counters
     history = view.history
-    if _is_due(view, now_s):
+    if _is_due(view.history, now_s):
         numbers = device.numbers if device else None
         history = history.append(
             {
@@ -82,23 +82,14 @@ def _reduce_remote(view: View, facts: RemoteFacts, now_s: float) -> View:
     rows = facts.rows
     hits, queries = total(row.hits for row in rows), total(row.queries for row in rows)
     before = view.remote
-    if before is not None and (before.kind, before.address) != (facts.kind, facts.address):
+    if before is None or (before.kind, before.address) != (facts.kind, facts.address):
         view = replace(view, history=History())  # another server: its numbers do not go on from the last one's
+        before = None
     history = view.history
-    if _is_due(view, now_s):
-        history = history.append(
-            {
-                "at_s": now_s,
-                "usage": usage_of(rows),
-                "running": total(row.running for row in rows),
-                "waiting": total(row.waiting for row in rows),
-                "hit_blocks": hits,
-                "query_blocks": queries,
-                "evictions": total(row.evictions for row in rows),
-                "preemptions": total(row.preemptions for row in rows),
-                "generated_tokens": total(row.generated_tokens for row in rows),
-            }
-        )
+    if facts.past and (before is None or before.past != facts.past):
+        history = _with_past(history, facts, now_s)
+    if _is_due(history, now_s):
+        history = history.append(_remote_point(facts.kind, rows, now_s))
     told = [row.hit_ratio for row in rows]
     return replace(
         view,
@@ -110,6 +101,36 @@ def _reduce_remote(view: View, facts: RemoteFacts, now_s: float) -> View:
         error=None,
         read_at_s=now_s - facts.age_s,
     )
+
+
+def _remote_point(kind: str, rows: tuple[EngineRow, ...], at_s: float) -> dict[str, float | None]:
+    # Some of a fleet is always unknown; its totals, though, would jump with who is.
+    gauge = total_known if kind == FLEET else total
+    return {
+        "at_s": at_s,
+        "usage": usage_of(row for row in rows if row.usage_ratio is not None or kind != FLEET),
+        "running": gauge(row.running for row in rows),
+        "waiting": gauge(row.waiting for row in rows),
+        "hit_blocks": total(row.hits for row in rows),
+        "query_blocks": total(row.queries for row in rows),
+        "evictions": total(row.evictions for row in rows),
+        "preemptions": total(row.preemptions for row in rows),
+        "generated_tokens": total(row.generated_tokens for row in rows),
+    }
+
+
+def _with_past(history: History, facts: RemoteFacts, now_s: float) -> History:
+    """Return the history with what somebody else kept from before it in front."""
+    read_s = now_s - facts.age_s
+    times = history.get("at_s")
+    whole = History()
+    for past in facts.past:
+        at_s = read_s - past.ago_s
+        if not times or times[0] is None or at_s < times[0]:
+            whole = whole.append(_remote_point(facts.kind, past.rows, at_s))
+    for i in range(len(times)):
+        whole = whole.append({name: series[i] for name, series in history.series.items()})
+    return whole
 
 
 def fail(view: View, reason: str) -> View:
@@ -133,8 +154,8 @@ def _new_notes(view: View, snapshot: Snapshot) -> list[Event]:
     return [Event(number, snapshot.step, "note", note) for note in snapshot.notes if note not in known]
 
 
-def _is_due(view: View, now_s: float) -> bool:
-    times = view.history.get("at_s")
+def _is_due(history: History, now_s: float) -> bool:
+    times = history.get("at_s")
     return not times or times[-1] is None or now_s - times[-1] >= HISTORY_EVERY_S
 
 

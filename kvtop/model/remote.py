@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
+
+#: ``RemoteFacts.kind`` of a table of several servers.
+FLEET: Final = "fleet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,19 @@ class EventFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class PastRows:
+    """What an engine told at an earlier moment.
+
+    Attributes:
+        ago_s: Seconds before the reading that this comes with.
+        rows: As in ``RemoteFacts``.
+    """
+
+    ago_s: float
+    rows: tuple[EngineRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteFacts:
     """One reading of an engine over the network.
 
@@ -153,6 +170,7 @@ class RemoteFacts:
         notes: What a reader of the numbers should know.
         events: What cache events tell; ``None`` without a stream.
         age_s: Seconds since this was read.
+        past: Earlier moments, oldest first, from whoever has kept them.
     """
 
     kind: str
@@ -164,6 +182,13 @@ class RemoteFacts:
     notes: tuple[str, ...] = ()
     events: EventFacts | None = None
     age_s: float = 0.0
+    past: tuple[PastRows, ...] = ()
+
+
+def total_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum of what is known; ``None`` if nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def total(values: Iterable[float | None]) -> float | None:

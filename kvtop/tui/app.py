@@ -20,7 +20,7 @@ from kvtop.attachment import Attachment
 from kvtop.model.observation import MAX_VICTIMS
 from kvtop.model.view import View
 from kvtop.panels.beside import PANELS as ANY_ENGINE
-from kvtop.sources.remote.fleet import Fleet
+from kvtop.sources.remote.fleet import Openable
 from kvtop.tui import layout
 from kvtop.tui.actions import bindings
 from kvtop.tui.leaving import Leaving
@@ -260,12 +260,15 @@ class KvtopApp(Leaving):
 
     def _open_server(self, target: str | None) -> None:
         """Show one server of a fleet, or all of them again."""
-        source = self.attachment.source if self.attachment else None
-        if isinstance(source, Fleet) and target != source.opened:
+        source: object = self.attachment.source if self.attachment else None
+        if isinstance(source, Openable) and target != source.opened:
             source.open(target)
-            self.say(
-                "all servers" if target is None else f"{target}: {self.look.key('deselect')} goes back to all servers"
-            )
+            if target is None:
+                self.say("all servers")
+            elif source.opened == target:
+                self.say(f"{target}: {self.look.key('deselect')} goes back to all servers")
+            else:
+                self.say(f"{target}: nothing is known of it", "bad")
 
     def action_deselect(self) -> None:
         if self.view.remote is not None and self.panel == "map":

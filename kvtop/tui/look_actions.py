@@ -28,6 +28,7 @@ from kvtop.tui.themes import THEMES
 from kvtop.tui.widgets.block_map import BlockMap, BlockRef
 from kvtop.tui.widgets.lines import Lines
 from kvtop.tui.widgets.panes import Events, Footer
+from kvtop.tui.widgets.remote import RemotePane
 from kvtop.tui.widgets.sequences import ORDERS, Sequences
 from kvtop.tui.widgets.stage import Stage, Tabs
 
@@ -164,8 +165,12 @@ class LookActions(MapActions):
             table.reorder(wanted=self._wanted)
         for events in self._base.query(Events):
             events.find(self._wanted)
+        self._base.query_one(RemotePane).find(self._wanted)
 
     def action_sort(self) -> None:
+        if self.view.remote is not None:
+            self._base.query_one(RemotePane).move("right")
+            return
         table = next(iter(self._base.query(Sequences)))
         self.sort_by(ORDERS[(ORDERS.index(table.order) + 1) % len(ORDERS)])
 
@@ -180,6 +185,9 @@ class LookActions(MapActions):
         self.sort_by(message.order)
 
     def action_invert(self) -> None:
+        if self.view.remote is not None:
+            self._base.query_one(RemotePane).invert()
+            return
         for table in self._base.query(Sequences):
             table.reorder(inverted=not table.inverted)
 

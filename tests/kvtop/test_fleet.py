@@ -11,10 +11,10 @@ from kvtop.cli import run
 from kvtop.errors import SourceError
 from kvtop.exporter import ViewCollector
 from kvtop.model.observation import Focus, RemoteObservation
-from kvtop.model.remote import EngineRow, RemoteFacts
+from kvtop.model.remote import FLEET, EngineRow, RemoteFacts
 from kvtop.operations import ReadOnly
 from kvtop.remote_metrics import RemoteCollector
-from kvtop.sources.remote.fleet import FLEET, Fleet
+from kvtop.sources.remote.fleet import Fleet
 from kvtop.sources.scripted import ScriptedSource
 from kvtop.targets import AttachOptions, open_targets
 

@@ -8,7 +8,7 @@ import pytest
 from tui_fakes import console
 
 from kvtop.model.observation import RemoteObservation
-from kvtop.model.remote import EngineRow, EventFacts, PrefixLine, RemoteFacts
+from kvtop.model.remote import FLEET, EngineRow, EventFacts, PrefixLine, RemoteFacts
 from kvtop.sources.remote.capabilities import capabilities_of
 from kvtop.sources.remote.fleet import Fleet
 from kvtop.sources.scripted import ScriptedSource
@@ -137,3 +137,33 @@ async def test_a_fleet_is_a_table_that_is_sorted_and_opened(size: tuple[int, int
         assert names() == ["b:1", "a:1", "c:1"]
         await c.press("end", "down", "left")
         assert c.text_of("#remote").splitlines()[4].startswith("> c:1")
+
+
+async def test_a_fleet_is_filtered_and_turned_round() -> None:
+    rows = (
+        EngineRow("llama", target="a:1", kind="vLLM", usage_ratio=0.2, running=2),
+        EngineRow("qwen", target="b:1", kind="SGLang", usage_ratio=0.9, age_s=70.0),
+        EngineRow(target="c:1", trouble="cannot be scraped", is_up=False),
+    )
+    table = RemoteFacts(FLEET, None, "http://p:9090", rows, notes=("some stores did not answer",))
+    async with console(source=source(table), size=(120, 40)) as c:
+
+        def names() -> list[str]:
+            return [line[2:5] for line in c.text_of("#remote").splitlines()[3:6]]
+
+        header = c.text_of("Header")
+        assert "55.0%   over 2 engines" in header
+        assert "fullest b:1 90.0%" in header
+        assert "run 2 of 1" in header
+        assert "some stores did not answer" in c.text_of("#remote")
+        assert names() == ["a:1", "b:1", "c:1"]
+        await c.press("o")
+        assert names() == ["c:1", "b:1", "a:1"]
+        await c.press("s")
+        assert names() == ["a:1", "b:1", "c:1"]  # the emptiest first, what is not known last
+        await c.press("slash", *"sglang", "enter")
+        assert names()[0] == "b:1"
+        assert "1 of 3" in c.text_of("#remote")
+        assert "c:1" not in c.text_of("#remote")
+        await c.press("slash", *["backspace"] * 6, *"none such", "enter", "down", "enter")
+        assert "0 of 3" in c.text_of("#remote")

@@ -29,11 +29,13 @@ class Dialect:
     Attributes:
         kind: Its name.
         marks: Names of which any one tells that a page is this engine's.
+        beat: A gauge that every release writes, in one spelling: its newest sample's time is the page's.
         read: Page → what it tells.
     """
 
     kind: str
     marks: tuple[str, ...]
+    beat: str
     read: Callable[[Exposition], Told]
 
 
@@ -299,6 +301,9 @@ def _tgi(page: Exposition) -> Told:
     return Told((row,), ("no block gauge: use is the running batch's token budget",))
 
 
+_UNITS: Final = ("blocks", "tokens")
+
+
 def _kvtop(page: Exposition) -> Told:
     def key_of(labels: Labels) -> Key:
         return labels.get("source"), "0"
@@ -314,8 +319,9 @@ def _kvtop(page: Exposition) -> Told:
     total, held = get("pool_blocks", tier="device"), get("blocks", tier="device", state="active")
     reserved, size = get("blocks", tier="device", state="reserved"), get("block_size_tokens")
     # An exporter that watches an engine of another kind says some things in that engine's units.
-    unit = "blocks" if page.has("kvtop_prefix_cache_query_blocks") else "tokens"
-    queries, hits = get(f"prefix_cache_query_{unit}"), get(f"prefix_cache_hit_{unit}")
+    lookups = {unit: (get(f"prefix_cache_query_{unit}"), get(f"prefix_cache_hit_{unit}")) for unit in _UNITS}
+    unit = next((unit for unit in _UNITS if lookups[unit][0]), "tokens")
+    queries, hits = lookups[unit]
     evictions, preemptions = get("evictions"), get("preemptions", "engine_preemptions")
     by_status = {status: get("sequences", status=status) for status in ("running", "waiting", "swapped")}
     rows = tuple(
@@ -345,13 +351,33 @@ def _kvtop(page: Exposition) -> Told:
 
 
 DIALECTS: Final = (
-    Dialect("kvtop", ("kvtop_source_up",), _kvtop),
-    Dialect("vLLM", ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc", "vllm_num_requests_running"), _vllm),
-    Dialect("SGLang", ("sglang_token_usage", "sglang_num_running_reqs"), _sglang),
-    Dialect("llama.cpp", ("llamacpp_requests_processing", "llamacpp_tokens_predicted"), _llama_cpp),
-    Dialect("TensorRT-LLM", ("trtllm_kv_cache_utilization", "trtllm_num_requests_running"), _trt_llm),
-    Dialect("TensorRT-LLM on Triton", ("nv_trt_llm_kv_cache_block_metrics",), _triton),
-    Dialect("TGI", ("tgi_queue_size", "tgi_batch_current_size"), _tgi),
+    Dialect("kvtop", ("kvtop_source_up",), "kvtop_source_up", _kvtop),
+    Dialect(
+        "vLLM",
+        ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc", "vllm_num_requests_running"),
+        "vllm_num_requests_running",
+        _vllm,
+    ),
+    Dialect("SGLang", ("sglang_token_usage", "sglang_num_running_reqs"), "sglang_num_running_reqs", _sglang),
+    Dialect(
+        "llama.cpp",
+        ("llamacpp_requests_processing", "llamacpp_tokens_predicted"),
+        "llamacpp_requests_processing",
+        _llama_cpp,
+    ),
+    Dialect(
+        "TensorRT-LLM",
+        ("trtllm_kv_cache_utilization", "trtllm_num_requests_running"),
+        "trtllm_num_requests_running",
+        _trt_llm,
+    ),
+    Dialect(
+        "TensorRT-LLM on Triton",
+        ("nv_trt_llm_kv_cache_block_metrics",),
+        "nv_trt_llm_kv_cache_block_metrics",
+        _triton,
+    ),
+    Dialect("TGI", ("tgi_queue_size", "tgi_batch_current_size"), "tgi_queue_size", _tgi),
 )
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Protocol, runtime_checkable
 
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, RemoteObservation
-from kvtop.model.remote import EngineRow, RemoteFacts
-
-#: ``RemoteFacts.kind`` of a table of several servers.
-FLEET: Final = "fleet"
+from kvtop.model.remote import FLEET, EngineRow, RemoteFacts
 
 
 class RemoteReader(Protocol):
@@ -25,6 +22,18 @@ class RemoteReader(Protocol):
 
     def close(self) -> None:
         """Stop reading."""
+
+
+@runtime_checkable
+class Openable(Protocol):
+    """A source of several engines, of which one at a time can be shown in full."""
+
+    @property
+    def opened(self) -> str | None:
+        """The one that is shown in full; ``None`` for the table of all."""
+
+    def open(self, target: str | None) -> None:
+        """Show one in full from the next reading on, or all of them again."""
 
 
 class Fleet:

@@ -42,6 +42,7 @@ class Poller:
         self._every_s = every_s
         self._clock = clock
         self._stop = threading.Event()
+        self._hurry = threading.Event()
         self._news = threading.Condition()
         self._newest: tuple[RemoteFacts, float] | None = None
         self._failure: tuple[str, float] | None = None
@@ -71,9 +72,14 @@ class Poller:
             facts, read_s = self._newest
             return replace(facts, age_s=max(0.0, now_s - read_s))
 
+    def hurry(self) -> None:
+        """Read again at once: somebody wants something else."""
+        self._hurry.set()
+
     def close(self) -> None:
         """Stop the thread, within a second even if the server hangs. Safe to call twice."""
         self._stop.set()
+        self._hurry.set()
         with self._news:
             self._news.notify_all()
         if self._thread.is_alive():
@@ -82,7 +88,8 @@ class Poller:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._stop.wait(self.turn())
+                self._hurry.wait(self.turn())
+                self._hurry.clear()
         finally:
             self._release()
 

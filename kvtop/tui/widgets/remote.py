@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rich.text import Text
 
 from kvtop.model import format as fmt
-from kvtop.model.remote import EngineRow, EventFacts, RemoteFacts, total, usage_of
+from kvtop.model.remote import FLEET, EngineRow, EventFacts, RemoteFacts, total, total_known, usage_of
 from kvtop.model.view import View
-from kvtop.sources.remote.fleet import FLEET
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Pane, bar, fit, line, printable, rule
 
@@ -31,7 +30,12 @@ _COLUMNS: Final = (
 )
 
 
+#: Cells of a fleet's server, on a narrow and on a wide screen, and of an engine's kind; notes shown at most.
 _SERVER: Final = 24
+_WIDE: Final = 104
+_WIDE_SERVER: Final = 36
+_KIND: Final = 13
+_NOTES: Final = 3
 _FLEET_COLUMNS: Final = (("used", 7), ("hit", 7), ("run", 6), ("wait", 6), ("preempt", 8))
 #: What a fleet can be sorted by.
 _SORTS: Final[tuple[tuple[str, Callable[[EngineRow], float | None]], ...]] = (
@@ -53,6 +57,8 @@ class RemotePane(Pane):
         self._top = 0
         self._target: str | None = None
         self._sort = 0
+        self._is_inverted = False
+        self._wanted: tuple[str, ...] = ()
 
     def show(self, view: View) -> None:
         """Draw a view's facts."""
@@ -63,12 +69,27 @@ class RemotePane(Pane):
 
     @property
     def target(self) -> str | None:
-        """The server under the cursor of a fleet's table."""
-        return self._target if self._is_fleet else None
+        """The server under the cursor of a fleet's table: the first, until somebody has moved it or if it is gone."""
+        return self._under(self._sorted()) if self._is_fleet else None
+
+    def _under(self, rows: Sequence[EngineRow]) -> str | None:
+        is_there = any(row.target == self._target for row in rows)
+        return self._target if is_there else rows[0].target if rows else None
 
     @property
     def _is_fleet(self) -> bool:
         return self._facts is not None and self._facts.kind == FLEET
+
+    def find(self, wanted: str) -> None:
+        """Show only a fleet's engines with all of these words in server, model or kind; empty shows all."""
+        self._wanted = tuple(wanted.lower().split())
+        self.redraw()
+
+    def invert(self) -> None:
+        """Sort a fleet the other way round."""
+        self._is_inverted = not self._is_inverted
+        self._top = 0
+        self.redraw()
 
     def move(self, way: str) -> None:
         """Scroll, or move a fleet's cursor; left and right choose what a fleet is sorted by."""
@@ -94,22 +115,30 @@ class RemotePane(Pane):
         return shown + [line()] * (height - len(shown))
 
     def _sorted(self) -> list[EngineRow]:
-        """Return a fleet's rows: the largest first, those not known last; by name for the first column."""
+        """Return a fleet's wanted rows: the largest first, those not known last; by name in the first order."""
         assert self._facts is not None
-        value = _SORTS[self._sort][1]
+        value, sign = _SORTS[self._sort][1], 1 if self._is_inverted else -1
+        rows = [row for row in self._facts.rows if self._is_wanted(row)]
+        by_name = sorted(rows, key=lambda row: (row.target, row.engine), reverse=self._is_inverted and not self._sort)
 
-        def key(row: EngineRow) -> tuple[bool, float, str, str]:
+        def key(row: EngineRow) -> tuple[bool, float]:
             number = value(row)
-            return number is None, -(number or 0.0), row.target, row.engine
+            return number is None, sign * (number or 0.0)
 
-        return sorted(self._facts.rows, key=key)
+        return sorted(by_name, key=key)
+
+    def _is_wanted(self, row: EngineRow) -> bool:
+        text = f"{row.target} {row.model or ''} {row.kind} {row.trouble or ''}".lower()
+        return all(word in text for word in self._wanted)
 
     def _move_in_fleet(self, way: str) -> None:
         if way in ("left", "right"):
             self._sort = (self._sort + (1 if way == "right" else -1)) % len(_SORTS)
+            self._top = 0
         else:
-            targets = list(dict.fromkeys(row.target for row in self._sorted()))
-            at = targets.index(self._target) if self._target in targets else 0
+            rows = self._sorted()
+            targets = list(dict.fromkeys(row.target for row in rows)) or [""]
+            at = targets.index(self._under(rows) or "")
             page = max(1, self.size.height - 2)
             step = {"up": -1, "down": 1, "page_up": -page, "page_down": page, "first": -at, "last": len(targets)}
             self._target = targets[max(0, min(len(targets) - 1, at + step[way]))]
@@ -117,39 +146,25 @@ class RemotePane(Pane):
 
     def _fleet(self, width: int, height: int) -> list[Text]:
         look, rows = self.look, self._sorted()
-        if self._target is None and rows:
-            self._target = rows[0].target
-        note = f"by {_SORTS[self._sort][0]}: ← →"
-        lines = [
-            rule(
-                look,
-                width,
-                "Servers",
-                [f"{look.key('select')} opens one", note],
-                key=look.key("show('map')"),
-                focused=self.has_focus,
-            )
-        ]
-        heading = "  " + fit("server", _SERVER) + " " + fit("model", _MODEL) + f"{'rank':>5}{'age':>8}"
+        assert self._facts is not None
+        under = self._under(rows)
+        size, kind = (_WIDE_SERVER, _KIND) if width >= _WIDE else (_SERVER, 0)
+        order = f"by {_SORTS[self._sort][0]}{', inverted' if self._is_inverted else ''}: ← →"
+        shown, known = fmt.count(len(rows)), fmt.count(len(self._facts.rows))
+        notes = [known if shown == known else f"{shown} of {known}", f"{look.key('select')} opens one", order]
+        lines = [rule(look, width, "Servers", notes, key=look.key("show('map')"), focused=self.has_focus)]
+        lines += [self._cut(f" {note}", width, "warn") for note in self._facts.notes[:_NOTES]]
+        heading = f"  {fit('server', size)} {fit('engine', kind)}{fit('model', _MODEL)}{'rank':>5}{'age':>8}"
         lines.append(self._cut(heading + "".join(f"{name:>{size}}" for name, size in _FLEET_COLUMNS), width, "dim"))
         room = max(1, height - len(lines))
-        at = next((i for i, row in enumerate(rows) if row.target == self._target), 0)
+        at = next((i for i, row in enumerate(rows) if row.target == under), 0)
         self._top = max(0, min(max(self._top, at - room + 1), at, len(rows)))
         for row in rows[self._top : self._top + room]:
-            is_here = row.target == self._target
-            text = f"{'>' if is_here else ' '} {fit(row.target, _SERVER)} "
-            if row.trouble is not None:
-                text += row.trouble
-            else:
-                values = (
-                    fmt.percent(row.usage_ratio),
-                    fmt.percent(row.hit_ratio),
-                    fmt.short(row.running),
-                    fmt.short(row.waiting),
-                    fmt.short(row.preemptions),
-                )
-                text += fit(row.model or row.kind, _MODEL) + f"{row.engine[:4]:>5}{fmt.seconds(row.age_s):>8}"
-                text += "".join(f"{value:>{size}}" for value, (_, size) in zip(values, _FLEET_COLUMNS, strict=True))
+            is_here = row.target == under
+            text = f"{'>' if is_here else ' '} {fit(row.target, size)} "
+            if kind:
+                text += fit(row.kind, kind - 1) + " "
+            text += row.trouble if row.trouble is not None else _fleet_numbers(row)
             lines.append(self._cut(text, width, "value" if is_here and row.is_up else "text" if row.is_up else "bad"))
         return lines + [line()] * (height - len(lines))
 
@@ -234,6 +249,18 @@ class RemotePane(Pane):
         return line((fit(text, width).rstrip(), self.look.style(style)))
 
 
+def _fleet_numbers(row: EngineRow) -> str:
+    values = (
+        fmt.percent(row.usage_ratio),
+        fmt.percent(row.hit_ratio),
+        fmt.short(row.running),
+        fmt.short(row.waiting),
+        fmt.short(row.preemptions),
+    )
+    text = f"{fit(row.model or row.kind, _MODEL)}{row.engine[:4]:>5}{fmt.seconds(row.age_s):>8}"
+    return text + "".join(f"{value:>{size}}" for value, (_, size) in zip(values, _FLEET_COLUMNS, strict=True))
+
+
 def _model_width(width: int) -> int:
     return _WIDE_MODEL if width >= 116 else _MODEL
 
@@ -261,6 +288,8 @@ def remote_header(look: Look, view: View, facts: RemoteFacts, first: Text, width
         room = width - first.cell_len - 9
         if models and room > 4:
             _field(look, first, "model", fit(", ".join(models), room).rstrip())
+    if facts.kind == FLEET:
+        return [first, *_fleet_header(look, rows, width)]
     usage = usage_of(rows)
     size = max(8, min(44, width - 64))
     use = line((" USED  ", look.style("label")))
@@ -296,6 +325,39 @@ def remote_header(look: Look, view: View, facts: RemoteFacts, first: Text, width
         if load.cell_len + len(label) + 9 <= width:
             _field(look, load, label, f"{value:<5}")
     return [first, use, hit, load]
+
+
+def _fleet_header(look: Look, rows: Sequence[EngineRow], width: int) -> list[Text]:
+    """Return what the engines that tell it have together: some of a fleet are always unknown."""
+    told = [row for row in rows if row.usage_ratio is not None]
+    usage = usage_of(told)
+    use = line((" USED  ", look.style("label")))
+    use.append_text(bar(look, max(8, min(44, width - 64)), [(usage, "bar")]))
+    use.append(f" {fmt.percent(usage):<6}", look.style("value"))
+    fullest = max(told, key=lambda row: row.usage_ratio or 0.0, default=None)
+    fields = [("over", f"{fmt.count(len(told))} engines")]
+    if fullest is not None:
+        fields.append(("fullest", f"{printable(fullest.target)} {fmt.percent(fullest.usage_ratio)}"))
+    hit = line((" HIT   ", look.style("label")))
+    hits = [row for row in rows if row.hit_ratio is not None]
+    worst = min(hits, key=lambda row: row.hit_ratio or 0.0, default=None)
+    _field(look, hit, "told by", f"{fmt.count(len(hits))} engines")
+    if worst is not None:
+        _field(look, hit, "lowest", f"{printable(worst.target)} {fmt.percent(worst.hit_ratio)}")
+    load = line((" LOAD  ", look.style("label")))
+    for label, values in (
+        ("run", [row.running for row in rows]),
+        ("wait", [row.waiting for row in rows]),
+        ("preempt", [row.preemptions for row in rows]),
+    ):
+        told_by = len([value for value in values if value is not None])
+        fields_of_load = f"{fmt.short(total_known(values))} of {fmt.count(told_by)}"
+        if load.cell_len + len(label) + 14 <= width:
+            _field(look, load, label, f"{fields_of_load:<12}")
+    for label, value in fields:
+        if use.cell_len + len(label) + len(value) + 3 <= width:
+            _field(look, use, label, value)
+    return [use, hit, load]
 
 
 def _field(look: Look, text: Text, label: str, value: str) -> None:
