@@ -19,7 +19,7 @@ Sample: TypeAlias = tuple[dict[str, str], float | None]
 #: Kind, name without ``kvtop_``, text, samples.
 Told: TypeAlias = tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, Sequence[Sample]]
 
-_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 
 class RemoteCollector(Collector):
@@ -37,7 +37,7 @@ class RemoteCollector(Collector):
         for view in self._views():
             if view.remote is None:
                 continue
-            for make, name, text, samples in (*_engines(view.remote), *_events(view.remote.events)):
+            for make, name, text, samples in (*engine_metrics(view.remote), *_events(view.remote.events)):
                 for labels, value in samples:
                     if value is None:
                         continue
@@ -47,25 +47,26 @@ class RemoteCollector(Collector):
         yield from families.values()
 
 
-def _engines(facts: RemoteFacts) -> Iterator[Told]:
+def engine_metrics(facts: RemoteFacts) -> Iterator[Told]:
+    """Return what is told of the engines of one reading: together, and one by one."""
     rows, device = facts.rows, {"tier": "device"}
     info = {"engine_kind": facts.kind, "version": facts.version or ""}
-    yield _GAUGE, "engine_info", "What the engine is; always 1.", [(info, 1.0)]
-    yield _GAUGE, "cache_usage_ratio", "Share of the cache that is held, 0 to 1.", [(device, usage_of(rows))]
-    yield _GAUGE, "pool_blocks", "Pool size.", [(device, total(row.total_blocks for row in rows))]
+    yield GAUGE, "engine_info", "What the engine is; always 1.", [(info, 1.0)]
+    yield GAUGE, "cache_usage_ratio", "Share of the cache that is held, 0 to 1.", [(device, usage_of(rows))]
+    yield GAUGE, "pool_blocks", "Pool size.", [(device, total(row.total_blocks for row in rows))]
     sizes = {row.block_size for row in rows}
-    yield _GAUGE, "block_size_tokens", "Tokens a block.", [({}, next(iter(sizes)) if len(sizes) == 1 else None)]
+    yield GAUGE, "block_size_tokens", "Tokens a block.", [({}, next(iter(sizes)) if len(sizes) == 1 else None)]
     by_status = [({"status": s}, total(getattr(row, s) for row in rows)) for s in ("running", "waiting", "swapped")]
-    yield _GAUGE, "sequences", "Unfinished sequences by status.", by_status
+    yield GAUGE, "sequences", "Unfinished sequences by status.", by_status
     for unit in ("blocks", "tokens"):
         ours = rows if {row.hit_unit for row in rows} == {unit} else ()
         queries, hits = total(row.queries for row in ours), total(row.hits for row in ours)
-        yield _COUNTER, f"prefix_cache_query_{unit}", f"Prompt {unit} looked up.", [({}, queries)]
-        yield _COUNTER, f"prefix_cache_hit_{unit}", f"Prompt {unit} found again.", [({}, hits)]
+        yield COUNTER, f"prefix_cache_query_{unit}", f"Prompt {unit} looked up.", [({}, queries)]
+        yield COUNTER, f"prefix_cache_hit_{unit}", f"Prompt {unit} found again.", [({}, hits)]
     # By what mode they were preempted, engines do not say.
     preemptions = total(row.preemptions for row in rows)
-    yield _COUNTER, "engine_preemptions", "Running requests that gave up their cache.", [({}, preemptions)]
-    yield _COUNTER, "engine_restarts", "Times the engine's counters fell.", [({}, facts.restarts)]
+    yield COUNTER, "engine_preemptions", "Running requests that gave up their cache.", [({}, preemptions)]
+    yield COUNTER, "engine_restarts", "Times the engine's counters fell.", [({}, facts.restarts)]
     labels = [{"target": row.target, "model": row.model or "", "engine": row.engine} for row in rows]
     for name, field, text in (
         ("engine_up", "is_up", "Whether the last reading of one engine succeeded."),
@@ -75,17 +76,17 @@ def _engines(facts: RemoteFacts) -> Iterator[Told]:
         ("engine_waiting", "waiting", "Waiting requests of one engine."),
         ("engine_host_usage_ratio", "host_usage_ratio", "Share of one engine's host tier in use, 0 to 1."),
     ):
-        yield _GAUGE, name, text, list(zip(labels, (getattr(row, field) for row in rows), strict=True))
+        yield GAUGE, name, text, list(zip(labels, (getattr(row, field) for row in rows), strict=True))
 
 
 def _events(events: EventFacts | None) -> Iterator[Told]:
     if events is None:
         return
     complete = float(events.state == "complete")
-    yield _GAUGE, "events_complete", "Whether cache events tell all that is resident.", [({}, complete)]
+    yield GAUGE, "events_complete", "Whether cache events tell all that is resident.", [({}, complete)]
     resident: list[Sample] = [({"medium": m, "rank": str(rank)}, float(n)) for m, rank, n in events.resident]
-    yield _GAUGE, "resident_blocks", "Block copies that cache events say are cached.", resident
+    yield GAUGE, "resident_blocks", "Block copies that cache events say are cached.", resident
     kinds = ("stored", "removed", "cleared", "unknown", "broken")
     counted: list[Sample] = [({"kind": kind}, float(getattr(events, kind))) for kind in kinds]
-    yield _COUNTER, "cache_events", "Blocks, clears and messages by kind.", counted
-    yield _COUNTER, "event_gaps", "Holes that no replay could fill.", [({}, float(events.gaps))]
+    yield COUNTER, "cache_events", "Blocks, clears and messages by kind.", counted
+    yield COUNTER, "event_gaps", "Holes that no replay could fill.", [({}, float(events.gaps))]

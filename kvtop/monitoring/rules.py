@@ -59,7 +59,7 @@ def _rules(settings: RuleSettings) -> Iterator[str]:
         if group == "recordings":
             for recording in RECORDINGS:
                 yield f"      - record: {recording.record}"
-                yield from _block("        expr", _fill(recording.expr, settings))
+                yield from _block("        expr", fill(recording.expr, settings))
         else:
             for alert in ALERTS:
                 yield from _alert(alert, settings)
@@ -68,7 +68,7 @@ def _rules(settings: RuleSettings) -> Iterator[str]:
 def _alert(alert: Alert, settings: RuleSettings) -> Iterator[str]:
     threshold = settings.thresholds.get(alert.name, alert.threshold)
     yield f"      - alert: {alert.name}"
-    yield from _block("        expr", _fill(alert.expr, settings, threshold))
+    yield from _block("        expr", fill(alert.expr, settings, threshold))
     yield f"        for: {hold_of(alert, settings)}"
     yield "        labels:"
     yield f"          severity: {alert.severity}"
@@ -134,7 +134,8 @@ def _config(
     yield f"      - targets: {json.dumps(list(targets))}"
 
 
-def _fill(expr: str, settings: RuleSettings, threshold: float | None = None) -> str:
+def fill(expr: str, settings: RuleSettings, threshold: float | None = None) -> str:
+    """Return an expression of ``alerts`` with its words in angle brackets filled in."""
     words = {"<window>": settings.window, "<long>": settings.long_window, "<job>": settings.job}
     if threshold is not None:
         words["<threshold>"] = f"{threshold:g}"

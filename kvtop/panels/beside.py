@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from kvtop.alerting import Alerting
 from kvtop.gpu import GpuMonitor, GpuReading
+from kvtop.model.view import View
+from kvtop.monitoring.watch import AlertStatus
 
 #: Panels that stand for any engine, of ours or not: they need no snapshot.
-PANELS: Final = ("gpu",)
+PANELS: Final = ("gpu", "alerts")
 
 
 class Beside:
@@ -20,12 +23,32 @@ class Beside:
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
         self._gpus: GpuMonitor | None = None
+        self._alerting = Alerting()
 
     def open(self, panel: str) -> None:
         """Begin to look at what a panel shows; the driver is asked from a thread of its own, from then on."""
         if panel == "gpu" and self._gpus is None:
             self._gpus = GpuMonitor(self._nvml)
             self._gpus.start()
+
+    def follow(self, view: View, now_s: float) -> None:
+        """Take a newer view into account; for the thread that reads views.
+
+        Args:
+            view: The newest view.
+            now_s: Time by the clock of its ``read_at_s``. [s]
+        """
+        self._alerting.follow(view, now_s)
+
+    @property
+    def alerts(self) -> tuple[AlertStatus, ...]:
+        """The shipped alerts as they stand; empty before the first reading."""
+        return self._alerting.statuses
+
+    @property
+    def num_firing(self) -> int:
+        """How many alerts fire."""
+        return sum(status.state == "firing" for status in self.alerts)
 
     @property
     def gpus(self) -> tuple[GpuReading, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from kvtop.model.view import View
+from kvtop.panels.alerts import alerts
 from kvtop.panels.cache import prefix
 from kvtop.panels.content import Asked, Section
 from kvtop.panels.engine import locks, tiers
@@ -25,4 +26,5 @@ CONTENTS: Final[Mapping[str, Content]] = {
     "commands": commands,
     "details": details,
     "gpu": gpu,
+    "alerts": alerts,
 }

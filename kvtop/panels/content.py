@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvtop.gpu import GpuReading
 from kvtop.model.view import View
+from kvtop.monitoring.watch import AlertStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Entries under one heading; ``wide`` asks for the whole width."""
+    """Entries under one heading; ``wide`` asks for the whole width, ``wrap`` for long notes to go on below."""
 
     title: str
     entries: tuple[Entry, ...]
     wide: bool = False
+    wrap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,14 @@ class Asked:
         selected: The selected sequence.
         back: Points of the history that are scrolled back.
         commands: What was asked for from this console, oldest first.
+        alerts: The shipped alerts as they stand; empty before the first reading.
         gpus: The latest readings of this machine's GPUs, oldest first; empty before anybody asked for them.
     """
 
     selected: int | None = None
     back: int = 0
     commands: tuple[tuple[str, str, bool, str], ...] = ()
+    alerts: tuple[AlertStatus, ...] = ()
     gpus: tuple[GpuReading, ...] = ()
 
 

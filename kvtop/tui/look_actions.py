@@ -100,7 +100,7 @@ class LookActions(MapActions):
     @property
     def asked(self) -> Asked:
         """What panels show besides the view."""
-        return Asked(self.selected, self._back, tuple(self._asked), gpus=self._beside.gpus)
+        return Asked(self.selected, self._back, tuple(self._asked), gpus=self._beside.gpus, alerts=self._beside.alerts)
 
     def action_show(self, what: str) -> None:
         base = self._base

@@ -129,6 +129,7 @@ class Watching(WindActions):
         while not stopping.is_set() and not stop.is_set():
             self._poll_now.clear()
             view = attachment.poll()
+            self._beside.follow(view, self.clock())
             if stop.is_set():
                 return
             self._drawn.clear()
@@ -154,7 +155,7 @@ class Watching(WindActions):
     async def poll_once(self) -> None:
         """Read once and draw the reading: the step of a console without ``auto_poll``."""
         if self.attachment is not None:
-            self.attachment.poll()
+            self._beside.follow(self.attachment.poll(), self.clock())
             self._show(everything=True)
 
     def on_view_changed(self) -> None:

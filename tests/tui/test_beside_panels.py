@@ -1,14 +1,17 @@
-"""The panels on what no engine tells: GPUs."""
+"""The panels on what no engine tells: GPUs, alerts."""
 
 from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from fake_nvml import LOST, NO_DRIVER, NO_PERMISSION, FakeNvml
 from test_remote_screen import facts, source
-from tui_fakes import Console, console
+from tui_fakes import Console, FocusedSource, console, scripted_observation
 
+from allocator.ids import BlockState
+from kvtop.sources.scripted import block_arrays
 from kvtop.tui.widgets.stage import Stage
 
 _SIZES = [(80, 24), (100, 30), (120, 40), (240, 70)]
@@ -111,3 +114,79 @@ async def test_every_tab_can_be_clicked_at_every_width(size):
         await c.pilot.pause()
         assert c.app.panel == "gpu"
         assert "gpu" in tabs.line_text(0)
+
+
+# Alerts -------------------------------------------------------------------------------------------------------------
+
+
+def _full_pool() -> FocusedSource:
+    """Return an engine of which nineteen in twenty blocks are held."""
+    states = np.full(1000, BlockState.ACTIVE, np.uint8)
+    states[:50] = BlockState.FREE
+    return FocusedSource([scripted_observation(device=block_arrays(states, fill=16))])
+
+
+async def _alerts_after(c: Console, seconds: float) -> str:
+    while seconds > 0:
+        await c.poll(after_s=min(seconds, 60.0))
+        seconds -= 60.0
+    await c.press("exclamation_mark")
+    await c.poll()
+    return c.text_of("#stage")
+
+
+@pytest.mark.parametrize("size", _SIZES)
+async def test_action_show_alerts(size):
+    async with console(source=_full_pool(), size=size) as c:
+        text = await _alerts_after(c, 60)
+        assert isinstance(c.app.focused, Stage)
+        for words in ("KvtopCacheNearlyFull, warning", "pending", "for 1m 00s", "fires in 4m 00s", "95.0% > 90.0%"):
+            assert words in text, words
+        assert "ALERT" not in c.text_of("Header")
+        text = await _alerts_after(c, 300)
+        for words in ("KvtopCacheNearlyFull, warning", "FIRING", "for 6m 00s", "docs/runbooks/cache-nearly-full.md"):
+            assert words in text, words
+        assert "The next growth preempts somebody." in " ".join(text.split())
+        assert "ALERT" in c.text_of("Header")
+        assert all(len(row) <= c.app.query_one("#stage").size.width for row in text.splitlines())
+
+
+async def test_alerts_that_do_not_fire_tell_what_is_far_from_what():
+    async with console() as c:
+        text = await _alerts_after(c, 0)
+        assert "fires above 90.0% for 5m 00s" in text
+        await c.press("end")
+        text = c.text_of("#stage")
+        assert "only Prometheus knows" in text
+
+
+async def test_a_lost_engine_is_an_alert():
+    async with console() as c:
+        c.source.failure = "ended by signal 9"
+        text = await _alerts_after(c, 130)
+        assert "KvtopSourceDown, critical" in text
+        assert "FIRING" in text
+
+
+async def test_alerts_on_an_engine_over_the_network_go_as_far_as_its_numbers():
+    async with console(source=source(facts()), size=(120, 40)) as c:
+        text = await _alerts_after(c, 60)
+        assert "KvtopCacheNearlyFull" in text.partition("Cannot be told here")[0]
+        assert "KvtopIntegrityFault" in text.partition("Cannot be told here")[2]
+        assert "kvtop_integrity_faults_total" in text
+        assert "60.0%" in text
+
+
+async def test_a_recording_that_is_wound_back_begins_anew():
+    later = scripted_observation(step=2000)
+    async with console(source=FocusedSource([later, later, scripted_observation(step=10)])) as c:
+        c.source.failure = "gone"
+        assert "pending" in await _alerts_after(c, 30)
+        c.source.failure = None
+        assert "pending" not in await _alerts_after(c, 120)
+
+
+async def test_where_nothing_fires_that_is_said():
+    states = np.full(64, BlockState.FREE, np.uint8)
+    async with console(source=FocusedSource([scripted_observation(device=block_arrays(states, fill=16))])) as c:
+        assert "Nothing fires, nothing is about to" in await _alerts_after(c, 0)

@@ -38,8 +38,9 @@ class Header(Lines):
         self._now_s = 0.0
         self._again: str | None = None
         self._held = False
+        self._firing = 0
 
-    def show(self, view: View, now_s: float, again: str | None, held: bool = False) -> None:
+    def show(self, view: View, now_s: float, again: str | None, held: bool = False, firing: int = 0) -> None:
         """Draw a view as seen at monotonic time ``now_s``.
 
         Args:
@@ -47,8 +48,9 @@ class Header(Lines):
             now_s: Monotonic time. [s]
             again: What ``r`` does once the engine is lost; ``None`` where it does nothing.
             held: Whether the screen stands still.
+            firing: Alerts that fire.
         """
-        self._view, self._now_s, self._again, self._held = view, now_s, again, held
+        self._view, self._now_s, self._again, self._held, self._firing = view, now_s, again, held, firing
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
@@ -70,6 +72,8 @@ class Header(Lines):
             text.append(fit(printable(view.error), room).rstrip(), look.style("bad"))
             text.append(tail, look.style("key"))
             return text
+        if self._firing:
+            text.append(f" {self._firing} {'ALERT' if self._firing == 1 else 'ALERTS'} ", look.style("badge-bad"))
         if view.remote is not None:
             if age_s is not None and age_s > REMOTE_STALE_AFTER_S:
                 text.append(f" no news for {fmt.seconds(age_s)} ", look.style("badge-bad"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -14,7 +15,7 @@ from kvtop.panels.catalog import CONTENTS
 from kvtop.panels.content import Asked, Entry, Section
 from kvtop.tui.actions import Action
 from kvtop.tui.look import Look
-from kvtop.tui.widgets.lines import Lines, Pane, bar, fit, line, rule, spark
+from kvtop.tui.widgets.lines import Lines, Pane, bar, fit, line, printable, rule, spark
 
 _TWO_COLUMNS_FROM = 100
 _BAR = 16
@@ -97,25 +98,34 @@ def _section(look: Look, section: Section, width: int, height: int) -> list[Text
         if tall > 1:
             rows += _graph(look, entry, labels, values, width, tall)
         else:
-            rows.append(_entry(look, entry, labels, values, width))
+            rows += _entry(look, entry, labels, values, width, section.wrap)
     return rows
 
 
-def _entry(look: Look, entry: Entry, labels: int, values: int, width: int) -> Text:
+def _entry(look: Look, entry: Entry, labels: int, values: int, width: int, wrap: bool) -> list[Text]:
+    """Return an entry as one line, or as several where a long note may go on below."""
     text = line((f" {fit(entry.label, labels)} ", look.style("dim")))
     text.append(fit(entry.value, values), look.style("bad" if entry.alarm else "value"))
     room = width - text.cell_len - 2
     if entry.series is not None:
         text.append(" ")
         text.append(spark(entry.series, max(0, room), entry.top), look.style("spark"))
-        return text
+        return [text]
     if entry.share is not None and room >= _BAR + (cell_len(entry.note) + 2 if entry.note else 0):
         text.append(" ")
         text.append_text(bar(look, _BAR, [(entry.share, "bar")]))
         room -= _BAR + 1
-    if entry.note and room > 4:
+    if not entry.note or room <= 4:
+        return [text]
+    if not wrap:
         text.append(f"  {fit(entry.note, room - 1).rstrip()}", look.style("dim"))
-    return text
+        return [text]
+    if not entry.value:  # nothing stands between: the words take its room
+        text = line((f" {fit(entry.label, labels)}", look.style("dim")))
+    indent = " " * (text.cell_len + 2)
+    first, *more = textwrap.wrap(printable(entry.note), width - len(indent) - 1)
+    text.append(f"  {first}", look.style("dim"))
+    return [text, *(line((f"{indent}{words}", look.style("dim"))) for words in more)]
 
 
 def _graph(look: Look, entry: Entry, labels: int, values: int, width: int, tall: int) -> list[Text]:
