@@ -199,8 +199,18 @@ def check_options(options: EngineOptions) -> None:
         _require_file(options.trace)
 
 
-def build_engine(options: EngineOptions) -> tuple[Engine, tuple[str, ...]]:
+def build_engine(
+    options: EngineOptions,
+    *,
+    requests: Iterable[Request] | None = None,
+    make_request: Callable[[int, int, int], Request] | None = None,
+) -> tuple[Engine, tuple[str, ...]]:
     """Return a new engine and what its user should know about it, one line each.
+
+    Args:
+        options: The options.
+        requests: What it serves, in order of arrival; ``None`` takes what the options say.
+        make_request: Makes what is submitted by hand, as in ``Engine``; ``None`` takes the workload's own.
 
     Cost: reads the trace, allocates the pools, and loads torch unless the geometry is ``none``.
 
@@ -210,9 +220,10 @@ def build_engine(options: EngineOptions) -> tuple[Engine, tuple[str, ...]]:
     """
     build_config(options)  # a wrong option is said before a trace is read
     load: Load | None = None
-    requests: Iterable[Request] = ()
     notes: tuple[str, ...] = ()
-    if options.trace is None:
+    if requests is not None:
+        config = build_config(options)
+    elif options.trace is None:
         config = build_config(options)
         load = _synthetic(config, options)
     else:
@@ -223,9 +234,9 @@ def build_engine(options: EngineOptions) -> tuple[Engine, tuple[str, ...]]:
 
     engine = Engine(
         config,
-        requests,
+        requests or (),
         workload=options.load_name,
-        make_request=model.make_request if options.has_model else chat.make_request,
+        make_request=make_request or (model.make_request if options.has_model else chat.make_request),
         load=load,
         make_compute=_make_compute(options) if options.has_model else None,
     )

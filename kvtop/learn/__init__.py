@@ -1,0 +1,1 @@
+"""Lessons: paging taught on an engine of its own. The files, their checks, who plays them; nothing is drawn here."""

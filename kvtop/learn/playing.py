@@ -1,0 +1,153 @@
+"""Playing a lesson without a screen: for tests, and to know beforehand what will have been right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+from kvtop.attachment import Attachment
+from kvtop.errors import KvtopError
+from kvtop.learn.experiments import run_experiment
+from kvtop.learn.expression import UnknownFact
+from kvtop.learn.lesson import EngineSpec, Lesson, Step
+from kvtop.learn.player import LessonRun, Screen
+from kvtop.learn.workshop import open_engine
+from kvtop.panels.command_text import parse_command
+from kvtop.sources.recorded import RecordedSource
+
+#: Readings after which a step that does not begin is given up.
+_MAX_READINGS = 50
+
+
+class LessonStuck(KvtopError):
+    """A lesson cannot be played to its end as written."""
+
+
+class Playing:
+    """One play without a screen, step by step.
+
+    Args:
+        lesson: What is played.
+        open_with: Opens its engines.
+    """
+
+    def __init__(
+        self,
+        lesson: Lesson,
+        open_with: Callable[[EngineSpec], Attachment] = lambda spec: open_engine(spec, threaded=False),
+    ) -> None:
+        self.run = LessonRun(lesson)
+        self.screen = Screen()
+        self.attachment: Attachment | None = None
+        self._open_with = open_with
+
+    def begin_step(self) -> Step:
+        """Do what the current step needs before it can be told, and return it.
+
+        Raises:
+            LessonStuck: It never gets ready.
+        """
+        run = self.run
+        if (wanted := run.wants_engine) is not None:
+            self.close()
+            self.attachment = self._open_with(run.lesson.engines[wanted])
+            self.screen.selected = None
+            run.opened(wanted)
+        if (experiment := run.wants_experiment) is not None:
+            run.ran(run_experiment(*experiment))
+        self.look()
+        self._show(run.step)
+        for _ in range(_MAX_READINGS):
+            self.look()
+            if run.ready:
+                return run.step
+        raise LessonStuck(f"{run.lesson.name}, {run.step.id}: never gets ready")
+
+    def look(self) -> None:
+        """Read the engine once and let the lesson see it."""
+        assert self.attachment is not None
+        self.attachment.look_at(seq_id=self.screen.selected, block_id=None)
+        self.run.see(self.attachment.poll(), self.screen)
+
+    def do(self, line: str) -> None:
+        """Do one line of the command line.
+
+        Raises:
+            LessonStuck: The engine refuses it.
+        """
+        name, _, rest = line.partition(" ")
+        if name in ("panel", "colour"):
+            setattr(self.screen, name, rest)
+        elif name == "sequence":
+            self.screen.selected = int(rest)
+        elif name != "block":
+            assert self.attachment is not None
+            outcome = self.attachment.operations.apply(parse_command(line))
+            if not outcome.ok:
+                raise LessonStuck(f"{self.run.lesson.name}, {self.run.step.id}: {line}: {outcome.message}")
+        self.look()
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        if self.attachment is not None:
+            self.attachment.close()
+            self.attachment = None
+
+    def _show(self, step: Step) -> None:
+        show, screen = step.show, self.screen
+        screen.panel = show.panel or screen.panel
+        screen.colour = show.colour or screen.colour
+        if show.sequence is not None:
+            row = self.run.find(show.sequence) if show.sequence else None
+            screen.selected = None if row is None else row.seq_id
+        if show.at is not None and self.attachment is not None and isinstance(self.attachment.source, RecordedSource):
+            with contextlib.suppress(UnknownFact):
+                self.attachment.source.go_to(int(self.run.ask(show.at)))
+
+
+def play(lesson: Lesson, answers: Mapping[str, str]) -> Iterator[Playing]:
+    """Play a lesson to its end, and yield at every step: once it is ready, and tasks again when they are done.
+
+    Args:
+        lesson: What is played.
+        answers: Prediction → answer: an option's id, or a number. One that is not there is answered with the first
+            option, or 0.
+
+    Raises:
+        LessonStuck: It cannot be played to its end.
+    """
+    playing = Playing(lesson)
+    run = playing.run
+    try:
+        while not run.finished:
+            step = playing.begin_step()
+            yield playing
+            if step.kind == "predict":
+                for digit in keys_of(step, answers.get(step.id)):
+                    run.press(digit)
+            elif step.kind == "do":
+                for line in run.solution():
+                    playing.do(line)
+                yield playing
+            if not run.go_on():
+                raise LessonStuck(f"{lesson.name}, {step.id}: {run.note or 'cannot be left'}")
+    finally:
+        playing.close()
+
+
+def keys_of(step: Step, answer: str | None) -> str:
+    """Return the digits that give an answer to a prediction."""
+    if step.options:
+        return str(step.options.index(answer) + 1) if answer in step.options else "1"
+    return answer or "0"
+
+
+def right_answers(lesson: Lesson) -> dict[str, str]:
+    """Return what will have been right, prediction by prediction: found out by playing the lesson once."""
+    verdicts = {}
+    for playing in play(lesson, {}):
+        verdicts = playing.run.verdicts
+    return {
+        name: verdict.right_value if isinstance(verdict.right_value, str) else str(round(verdict.right_value))
+        for name, verdict in verdicts.items()
+    }
