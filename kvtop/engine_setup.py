@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_SIZE: Final = 16
 #: The workload without requests of its own.
 ATTACHED: Final = "attached"
+#: What drives an engine that is given its requests one by one, as it is shown.
+SCRIPTED: Final = "scripted"
 DEFAULT_GEOMETRY: Final = "tiny"
 #: The workload that computes, and its geometry.
 MODEL: Final = "model"
@@ -221,8 +223,9 @@ def build_engine(
     build_config(options)  # a wrong option is said before a trace is read
     load: Load | None = None
     notes: tuple[str, ...] = ()
+    name = options.load_name
     if requests is not None:
-        config = build_config(options)
+        config, name = build_config(options), SCRIPTED
     elif options.trace is None:
         config = build_config(options)
         load = _synthetic(config, options)
@@ -235,7 +238,7 @@ def build_engine(
     engine = Engine(
         config,
         requests or (),
-        workload=options.load_name,
+        workload=name,
         make_request=make_request or (model.make_request if options.has_model else chat.make_request),
         load=load,
         make_compute=_make_compute(options) if options.has_model else None,

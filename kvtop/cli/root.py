@@ -12,6 +12,7 @@ from kvtop.cli.asked import console_options, engine_options, metrics_address, re
 from kvtop.cli.benches import bench_group
 from kvtop.cli.exports import export_group
 from kvtop.cli.file import Group, with_file
+from kvtop.cli.learning import learn_command
 from kvtop.cli.options import BOUND_OPTIONS, CONFIG_OPTION, CONSOLE_OPTIONS, ENGINE_OPTIONS, with_options
 from kvtop.cli.running import check_command, run_command
 from kvtop.cli.watching import attach_command, ctl_group, replay_command
@@ -101,6 +102,7 @@ for _command in (
     run_command,
     check_command,
     replay_command,
+    learn_command,
     attach_command,
     ctl_group,
     doctor_command,

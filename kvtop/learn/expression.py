@@ -161,8 +161,8 @@ def _value(node: ast.expr, facts: Facts) -> Any:
         case ast.Compare(left=left, ops=ops, comparators=right_sides):
             return _compare(_value(left, facts), ops, right_sides, facts)
         case ast.Call(func=ast.Name(id=name), args=arguments):
-            values = tuple(_value(argument, facts) for argument in arguments)
-            return PLAIN[name](*values) if name in PLAIN else facts.call(name, values)
+            given = tuple(_value(argument, facts) for argument in arguments)
+            return PLAIN[name](*given) if name in PLAIN else facts.call(name, given)
         case _:
             raise UnknownFact(ast.unparse(node))
 
@@ -209,6 +209,8 @@ def write(value: Value, form: str = "") -> str:
     """Return a value as texts have it: whole numbers in full, others with one decimal."""
     if form:
         return FORMATS[form](value)
-    if isinstance(value, bool) or isinstance(value, str):
-        return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
     return fmt.count(value) if value == round(value) else f"{value:.1f}"

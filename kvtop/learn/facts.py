@@ -136,7 +136,7 @@ def _hit_percent(facts: LessonFacts) -> float | None:
 
 def _selected(facts: LessonFacts) -> str:
     row = None if facts.selected is None else facts.find(facts.selected)
-    return "" if row is None else row.label
+    return "none" if row is None else row.label
 
 
 def _remote(field_name: str, scale: float = 1.0) -> _Name:
@@ -218,7 +218,7 @@ def _table_entry(facts: LessonFacts, position: Value) -> int | None:
 def _unusable(facts: LessonFacts, wanted: Value) -> int:
     """Return allocatable blocks in runs shorter than ``wanted``."""
     lengths = run_lengths(allocatable_mask(facts.tier().arrays), facts.snapshot.slab_size)
-    return int(lengths[lengths < wanted].sum())
+    return int(lengths[lengths < int(wanted)].sum())
 
 
 def _blocks_with(facts: LessonFacts, references: Value) -> int:
@@ -254,6 +254,6 @@ FUNCTIONS: Final[dict[str, Function]] = {
 }
 #: Functions and how many arguments they take; ``None`` for those that take any number.
 ARGUMENTS: Final[Mapping[str, int | None]] = {
-    **{name: None for name in PLAIN},
+    **dict.fromkeys(PLAIN),
     **{name: function.arguments for name, function in FUNCTIONS.items()},
 }

@@ -24,16 +24,23 @@ class Places:
         counts: dict[Path, int] = {}
         table: Path = ()
         quote = ""
+        array: Path = ()
+        elements = 0
         for number, line in enumerate(text.splitlines(), start=1):
             if quote:
                 quote = _open_quote(line, quote)
                 continue
-            if found := _TABLE.match(line):
+            if array and line.lstrip().startswith("{"):
+                self._lines[(*array, elements)] = number
+                elements += 1
+            elif found := _TABLE.match(line):
                 names = tuple(name.strip().strip('"') for name in found[2].split("."))
                 table = self._enter(names, found[1] == "[[", counts)
                 self._lines.setdefault(table, number)
+                array = ()
             elif found := _KEY.match(line):
-                self._lines.setdefault((*table, found[1].strip('"')), number)
+                array, elements = (*table, found[1].strip('"')), 0
+                self._lines.setdefault(array, number)
             quote = _open_quote(line, "")
 
     def line(self, *path: str | int) -> int:

@@ -1,4 +1,4 @@
-"""LessonRun: one play of a lesson. Knows where the learner is, what was answered, and when a task is done; draws nothing.
+"""LessonRun: one play of a lesson. Knows where the learner is, what was answered, when a task is done. Draws nothing.
 
 Whoever shows it opens the engines and runs the experiments that it asks for, hands it every view, and passes on what
 the learner answers.

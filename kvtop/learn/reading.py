@@ -1,4 +1,4 @@
-"""Reading lessons: a TOML file and its texts → ``Lesson``. Every complaint is one line: file, line, what, what is allowed.
+"""Reading lessons: a TOML file and its texts → ``Lesson``. A complaint is one line: file, line, what, what is allowed.
 
 A lesson's structure and its texts may lie in two files, so that a translation touches the texts alone: for
 ``lessons/03-size.toml`` they are in ``lessons/en/03-size.toml``. A file with a ``[texts]`` table holds both.
@@ -6,6 +6,7 @@ A lesson's structure and its texts may lie in two files, so that a translation t
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -60,7 +61,15 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "size": "size_scale",
     "requests": "num_requests",
 }
-_ENGINE_KEYS: Final = ("kind", "warm-steps", "shared-prompt", "record-every", "request", *_OPTIONS)
+#: What a lesson's engine is unless its file says otherwise: books only, which needs no torch and so starts at once.
+_USUAL: Final = {
+    "geometry": "none",
+    "executor": "inline",
+    "device": "cpu",
+    "num_swap_blocks": 0,
+    "watermark_ratio": 0.0,
+}
+_ENGINE_KEYS: Final = ("kind", "warm-steps", "shared-prompt", "record-every", "request", "same-requests-as", *_OPTIONS)
 _REQUEST_KEYS: Final = (
     "label", "prompt", "output", "at", "like", "common", "ends", "contiguous", "priority",
 )  # fmt: skip
@@ -189,7 +198,7 @@ def check_words(expression: Expression, known: set[str]) -> None:
     """Raise ``BadExpression`` unless every name and function of an expression is one that lessons know."""
     for name in sorted(expression.names):
         if name not in NAMES and name not in known:
-            near = [word for word in (*sorted(known), *NAMES) if word[:3] == name[:3]]
+            near = difflib.get_close_matches(name, (*sorted(known), *NAMES), n=1)
             raise BadExpression(f"{name}: no such fact{f'; did you mean {near[0]}?' if near else ''}")
     for name, count in sorted(expression.calls):
         if name not in ARGUMENTS:
@@ -211,14 +220,15 @@ def read_lesson(path: Path, *, language: str = "en") -> Lesson:
     """
     top = _Table(file := _File(path), file.table)
     if "texts" in top.values:
-        texts, allowed = top.table("texts"), ("lesson", "engine", "step", "texts")
+        texts = top.table("texts")
+        top.only(("lesson", "engine", "step", "texts"))
     else:
         own = path.parent / language / path.name
         if not own.exists():
             raise UserError(f"{path}: no [texts] in it, and no {own} beside it")
         text_file = _File(own)
-        texts, allowed = _Table(text_file, text_file.table), ("lesson", "engine", "step")
-    top.only(allowed)
+        texts = _Table(text_file, text_file.table)
+        top.only(("lesson", "engine", "step"))
     about = top.table("lesson")
     about.only(("minutes",))
     engines = _engines(top)
@@ -243,19 +253,19 @@ def _engines(top: _Table) -> dict[str, EngineSpec]:
     tables = top.table("engine")
     if not tables.values:
         top.refuse("engine", "engine: missing; at least one [engine.NAME] table")
-    engines = {}
+    engines: dict[str, EngineSpec] = {}
     for name in tables.values:
         if not _ID.fullmatch(name):
             tables.refuse(name, f"engine.{name}: a name of small letters, digits and -")
-        engines[name] = _engine(tables.table(name))
+        engines[name] = _engine(tables.table(name), engines)
     return engines
 
 
-def _engine(table: _Table) -> EngineSpec:
+def _engine(table: _Table, before: Mapping[str, EngineSpec]) -> EngineSpec:
     table.only(_ENGINE_KEYS)
     values = {field: table.values[key] for key, field in _OPTIONS.items() if key in table.values}
     try:
-        options = msgspec.convert({"executor": "inline", "device": "cpu", **values}, EngineOptions)
+        options = msgspec.convert({**_USUAL, **values}, EngineOptions)
         build_config(options)
     except msgspec.ValidationError as error:
         problem, _, field = str(error).replace("`", "").partition(" - at $.")
@@ -265,11 +275,12 @@ def _engine(table: _Table) -> EngineSpec:
         option = str(error).split(" ", 1)[0].lstrip("-").rstrip(":")
         table.refuse(option, str(error))
     kind = table.one_of("kind", ("engine", "recording", "server"), "engine")
-    requests = tuple(_request(each) for each in table.tables("request"))
-    labels = [request.label for request in requests]
-    for i, label in enumerate(labels):
-        if label in labels[:i]:
-            table.tables("request")[i].refuse("label", f"label: {label}: given twice")
+    if (key := "same-requests-as") in table.values:
+        if table.values.get("request"):
+            table.refuse(key, f"{key} and request: one of the two, not both")
+        requests = before[table.one_of(key, tuple(before) or ("(no engine before it)",))].requests
+    else:
+        requests = _requests(table)
     return EngineSpec(
         options=options,
         requests=requests,
@@ -279,6 +290,16 @@ def _engine(table: _Table) -> EngineSpec:
         kind=kind,
         record_every=table.whole("record-every", 1, 10_000, 10),
     )
+
+
+def _requests(table: _Table) -> tuple[RequestSpec, ...]:
+    tables = table.tables("request")
+    requests = tuple(_request(each) for each in tables)
+    labels = [request.label for request in requests]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
+            tables[i].refuse("label", f"label: {label}: given twice")
+    return requests
 
 
 def _request(table: _Table) -> RequestSpec:
@@ -319,7 +340,7 @@ def _steps(top: _Table, engines: Mapping[str, EngineSpec]) -> tuple[Step, ...]:
     judged = {step.about for step in steps}
     for step, table in zip(steps, tables, strict=True):
         if step.kind == "predict" and step.id not in judged:
-            table.refuse("id", f"{step.id}: nothing explains this prediction; add a step with about = \"{step.id}\"")
+            table.refuse("id", f'{step.id}: nothing explains this prediction; add a step with about = "{step.id}"')
     return tuple(steps)
 
 
@@ -478,12 +499,13 @@ def _step_text(table: _Table, step: Step, known: set[str]) -> StepText:
         options.only(step.options)
         for option in step.options:
             options.text(option)
-    lists = {key: table.texts(key) for key in ("hints",) if key in needed or key in table.values}
-    plain = {key: table.text(key) for key in (*needed, *also) if key not in lists and (key in needed or key in table.values)}
+    wanted = (*needed, *(key for key in also if key in table.values))
+    hints = table.texts("hints") if "hints" in wanted else ()
+    plain = {key: table.text(key) for key in wanted if key != "hints"}
     text = StepText(
         options=dict(options.values) if options is not None else {},
-        hints=lists.get("hints", ()),
-        **{key: value for key, value in plain.items() if key != "hints"},
+        hints=hints,
+        **plain,
     )
     for key, part in (*plain.items(), *(("hints", hint) for hint in text.hints)):
         check_text(part, known, lambda what, key=key: table.refuse(key, f"{key}: {what}"))  # type: ignore[misc]

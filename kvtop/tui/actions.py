@@ -159,6 +159,7 @@ ACTIONS: Final = (
     Action(
         "export", ("ctrl+s",), "^S", "", "write a picture of the screen; :export csv or json writes rows", "program"
     ),
+    Action("learn", ("f2",), "F2", "", "lessons: paging explained, on an engine of their own", "program"),
     Action("restart", ("r",), "r", "", "restart the engine after it was lost", "program"),
     Action("quit", ("q",), "q", "quit", "quit; ends the engine that this console started", "program", rank=2),
     Action("suspend", ("ctrl+z",), "^Z", "", "back to the shell; fg comes back here", "program"),

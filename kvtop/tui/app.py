@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -23,7 +23,7 @@ from kvtop.panels.beside import PANELS as ANY_ENGINE
 from kvtop.sources.remote.fleet import Openable
 from kvtop.tui import layout
 from kvtop.tui.actions import bindings
-from kvtop.tui.leaving import Leaving
+from kvtop.tui.learning import Learning
 from kvtop.tui.look import AsciiFilter, detect_look
 from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.help import HelpScreen
@@ -37,11 +37,14 @@ from kvtop.tui.widgets.remote import RemotePane
 from kvtop.tui.widgets.sequences import Sequences
 from kvtop.tui.widgets.stage import Stage
 
+if TYPE_CHECKING:
+    from kvtop.learn.school import School
+
 #: Seconds a note stays on the event line.
 _NOTE_S: Final = 8.0
 
 
-class KvtopApp(Leaving):
+class KvtopApp(Learning):
     """The console on one engine.
 
     Args:
@@ -56,6 +59,7 @@ class KvtopApp(Leaving):
         auto_poll: Read by itself; without it, ``poll_once`` takes one step by hand.
         clock: Monotonic seconds, the same as the attachment's.
         nvml: The NVML binding, for the GPU panel; ``None`` takes the installed one.
+        school: Where lessons come from, and what is kept of them.
     """
 
     TITLE = "kvtop"
@@ -79,6 +83,7 @@ class KvtopApp(Leaving):
         auto_poll: bool = True,
         clock: Callable[[], float] = time.monotonic,
         nvml: Any = None,
+        school: School | None = None,
     ) -> None:
         settings = settings or Settings()
         self.look = detect_look(ascii_only, theme or DARK.name, settings.table)
@@ -89,6 +94,7 @@ class KvtopApp(Leaving):
             refresh_hz=refresh_hz,
             auto_poll=auto_poll,
             clock=clock,
+            school=school,
             # Sixteen colours and none are the terminal's own; the framework would turn them into shades of its theme.
             ansi_color=self.look.depth != "rgb",
             nvml=nvml,
@@ -109,7 +115,11 @@ class KvtopApp(Leaving):
     def on_mount(self) -> None:
         self._listen_to_signals()
         self.set_interval(0.5, self._tick)
-        self.call_after_refresh(self._start, self._connect)
+        self.call_after_refresh(self.begin)
+
+    def begin(self) -> None:
+        """Do what comes after the first frame: connect."""
+        self._start(self._connect)
 
     @property
     def _shown(self) -> View:
@@ -146,6 +156,7 @@ class KvtopApp(Leaving):
         if everything or view.error is not None:
             self._panes_at_s = self.clock()
             self._show_panes()
+        self._teach()
 
     def _show_header(self) -> None:
         again = None if self._restart is None else self._again

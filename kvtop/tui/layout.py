@@ -13,6 +13,7 @@ from kvtop.tui.look import Look
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import Header
 from kvtop.tui.widgets.inspector import Inspector, InspectorLine
+from kvtop.tui.widgets.lesson import LessonPane
 from kvtop.tui.widgets.panes import MIN_HEIGHT, MIN_WIDTH, EventLine, Events, Footer, TooSmall, Trends
 from kvtop.tui.widgets.remote import RemotePane
 from kvtop.tui.widgets.sequences import Sequences
@@ -43,6 +44,13 @@ BlockMap { height: 1fr; }
 .-remote #left > * { display: none; }
 .-remote #left > #remote { display: block; }
 .-remote #right, .-remote #events, .-remote InspectorLine { display: none !important; }
+#lesson { display: none; width: 44; margin-left: 1; }
+.-lesson #lesson { display: block; }
+.-lesson #right { display: none !important; }
+.-lesson.-narrow Tabs { display: none; }
+.-lesson InspectorLine { display: block !important; }
+.-wide #lesson { width: 50; }
+.-huge #lesson { width: 64; }
 TooSmall { display: none; height: 1fr; }
 .-wide #right, .-huge #right { display: block; }
 .-huge #right { width: 42%; }
@@ -50,11 +58,14 @@ TooSmall { display: none; height: 1fr; }
 .-wide InspectorLine, .-huge InspectorLine { display: none; }
 .-narrow.-see-sequences #map, .-narrow.-see-events #map { display: none; }
 .-narrow.-see-sequences #list, .-narrow.-see-events #log { display: block; }
+.-lesson.-see-sequences #map, .-lesson.-see-events #map { display: none; }
+.-lesson.-see-sequences #list, .-lesson.-see-events #log { display: block; }
 .-wide.-short.-see-events #map, .-huge.-short.-see-events #map { display: none; }
 .-wide.-short.-see-events #log, .-huge.-short.-see-events #log { display: block; }
 .-see-panel #right, .-see-panel #left { display: none; }
 .-see-panel #stage { display: block; }
 .-huge.-see-panel #left { display: block; }
+.-lesson.-huge.-see-panel #left { display: none; }
 .-huge.-see-panel #stage { margin-left: 1; }
 .-big.-big-map #right, .-big.-big-sequences #left, .-big.-big-sequences #inspector { display: none; }
 .-big.-big-sequences #right { width: 1fr; margin-left: 0; }
@@ -89,6 +100,7 @@ def panes(look: Look, refusal: Callable[[Action], str | None]) -> ComposeResult:
             yield Inspector(look, id="inspector")
             yield Sequences(look, id="sequences")
         yield Stage(look, id="stage")
+        yield LessonPane(look, id="lesson")
     with Horizontal(id="bottom"):
         yield Trends(look, id="trends")
         yield Events(look, id="events")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from textual.message import Message
 
 from allocator.plans import Outcome, Plan
 from kvtop.attachment import Attachment
 from kvtop.serving_commands import AnyCommand
+
+if TYPE_CHECKING:
+    from kvtop.learn.experiments import Results
+    from kvtop.learn.player import LessonRun
 
 
 class Connected(Message):
@@ -59,6 +65,14 @@ class BackgroundCrashed(Message):
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
+
+
+class ExperimentDone(Message):
+    """A lesson's experiment has ended: what it found out, for the play that asked."""
+
+    def __init__(self, run: LessonRun, results: Results) -> None:
+        super().__init__()
+        self.run, self.results = run, results
 
 
 class Exported(Message):

@@ -1,0 +1,315 @@
+"""Learning: lessons in the console. Opens their engines in place of its own, and passes keys and views to the play."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from kvtop.attachment import Attachment
+from kvtop.errors import UserError
+from kvtop.sources.recorded import RecordedSource
+from kvtop.tui.leaving import Leaving
+from kvtop.tui.messages import ExperimentDone
+from kvtop.tui.widgets.block_map import BlockRef
+from kvtop.tui.widgets.lesson import LessonPane
+
+# What gives lessons is imported when the first one is asked for: most consoles are opened for something else.
+if TYPE_CHECKING:
+    from kvtop.learn.experiments import Results
+    from kvtop.learn.lesson import Lesson, Step
+    from kvtop.learn.player import LessonRun, Screen
+    from kvtop.learn.school import School
+    from kvtop.tui.auto_play import AutoPlay
+
+
+class Learning(Leaving):
+    """Gives lessons beside the map. ``KvtopApp`` is the only subclass.
+
+    Args:
+        school: Where lessons come from, and what is kept of them.
+    """
+
+    def __init__(self, *args: Any, school: School | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._given_school = school
+        self.play: LessonRun | None = None
+        self._aside: Attachment | None = None  # the console's own engine while lessons are given
+        self._aside_polling: threading.Event | None = None
+        self._lesson_engine: Attachment | None = None
+        self._opening: str | None = None
+        self._is_testing = False
+        self._staged = -1
+        self._auto: AutoPlay | None = None
+
+    @cached_property
+    def school(self) -> School:
+        """Where lessons come from."""
+        from kvtop.learn.school import School
+
+        return self._given_school or School()
+
+    @property
+    def lesson_pane(self) -> LessonPane:
+        """The lesson's pane."""
+        return self._base.query_one(LessonPane)
+
+    # Choosing a lesson ----------------------------------------------------------------------------------------------
+
+    def action_learn(self) -> None:
+        """Show the course, or begin the learner's own lesson anew."""
+        if self.school.own is not None:
+            self.begin_lesson(self.school.own)
+            return
+        try:
+            lessons = self.school.course
+        except UserError as error:
+            self.say(str(error), "bad")
+            return
+        played, complaint = self.school.progress()
+        from kvtop.tui.screens.course import CourseScreen
+
+        has_own_engine = self._aside is not None or (self.attachment is not None and self.play is None)
+        screen = CourseScreen(
+            self.look,
+            lessons,
+            played,
+            complaint=complaint,
+            leave="back to the engine" if has_own_engine else "quit",
+            may_stay=self.play is not None or has_own_engine,
+            first=self.play.lesson.name if self.play is not None and not self.play.finished else None,
+        )
+        self.push_screen(screen, self._chosen)
+
+    def _chosen(self, name: str | None) -> None:
+        from kvtop.tui.screens.course import LEAVE
+
+        if name == LEAVE:
+            self.leave_lessons()
+        elif name is not None:
+            self.begin_lesson(next(lesson for lesson in self.school.course if lesson.name == name))
+
+    def begin_lesson(self, lesson: Lesson) -> None:
+        """Begin a lesson from its start."""
+        self._end_play()
+        if self.attachment is not None and self.attachment is not self._lesson_engine and self._aside is None:
+            self._aside, self._aside_polling = self.attachment, self._polling
+        self.play = self.school.begin(lesson)
+        self._staged = -1
+        self._base.add_class("-lesson")
+        self.lesson_pane.turn_page()
+        self.lesson_pane.focus()
+        if self.school.pace is not None:
+            from kvtop.tui.auto_play import AutoPlay
+
+            if self._auto is None:
+                self.set_interval(0.1, self._play_by_itself)
+            self._auto = AutoPlay(lesson, self.school.pace)
+            self._background.start("answers", self._auto.find_answers)
+        self._prepare()
+
+    def leave_lessons(self) -> None:
+        """Go back to the console's own engine, or quit where there is none."""
+        self._end_play()
+        if self._aside is None:
+            self.exit()
+            return
+        self.play = None
+        self._base.remove_class("-lesson")
+        lesson_engine, self._lesson_engine = self._lesson_engine, None
+        aside, self._aside = self._aside, None
+        if self.attachment is aside:
+            return
+        for polling in (self._polling, self._aside_polling):
+            if polling is not None:
+                polling.set()
+
+        def back() -> Attachment:
+            if lesson_engine is not None:
+                lesson_engine.close()
+            return aside
+
+        self.main.set_mode("references")
+        self.action_show("map")
+        self._start(back)
+
+    def _end_play(self) -> None:
+        """Keep what came of a play that is left before its end."""
+        if self.play is not None and not self.play.finished:
+            self._complain(self.school.end(self.play))
+        self.play = None
+
+    def _complain(self, text: str) -> None:
+        if text and not self._background.stopping.is_set() and self.screen_stack:
+            self.say(text, "warn")
+
+    # A step ---------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Open the engine or run the experiment that the step needs, then show it."""
+        run = self.play
+        if run is None or run.finished:
+            return
+        if (engine := run.wants_engine) is not None:
+            self._open(run, engine)
+        elif (experiment := run.wants_experiment) is not None:
+            self._is_testing = True
+            self._background.start("experiment", lambda: self._test(run, *experiment))
+        self._teach()
+
+    def _open(self, run: LessonRun, name: str) -> None:
+        self._opening = name
+        before, self._lesson_engine = self._lesson_engine, None
+        if before is not None and self._polling is not None:
+            self._polling.set()
+        spec, threaded = run.lesson.engines[name], self.school.threaded
+
+        def connect() -> Attachment:
+            from kvtop.learn.workshop import open_engine
+
+            if before is not None:
+                before.close()
+            self._lesson_engine = open_engine(spec, threaded=threaded)
+            return self._lesson_engine
+
+        self._start(connect)
+
+    def _test(self, run: LessonRun, name: str, parameters: Results) -> None:
+        from kvtop.learn.experiments import run_experiment
+
+        results = run_experiment(name, parameters)
+        with contextlib.suppress(RuntimeError):  # the screen may be gone
+            self.post_message(ExperimentDone(run, results))
+
+    def on_experiment_done(self, message: ExperimentDone) -> None:
+        self._is_testing = False
+        if message.run is self.play:
+            message.run.ran(message.results)
+            self._prepare()
+
+    def _teach(self) -> None:
+        """Let the lesson see the newest view, and draw it."""
+        run, pane = self.play, self.lesson_pane
+        if run is None:
+            return
+        if self._opening is not None and self.attachment is not None and self.attachment is self._lesson_engine:
+            run.opened(self._opening)
+            self._opening = None
+            self._prepare()
+            return
+        if self._opening is None and not self._is_testing and not run.finished:
+            run.see(self.view, self._on_screen())
+            has_facts = self.view.snapshot is not None or self.view.remote is not None
+            if self._staged != run.at and has_facts:
+                self._staged = run.at
+                self._stage(run, run.step)
+                run.see(self.view, self._on_screen())
+        pane.show(run)
+
+    def _on_screen(self) -> Screen:
+        from kvtop.learn.player import Screen
+
+        return Screen(self.panel, self.main.mode, self.selected)
+
+    def _stage(self, run: LessonRun, step: Step) -> None:
+        """Put on the screen what a step wants to be seen."""
+        from kvtop.learn.expression import UnknownFact
+
+        show = step.show
+        if show.panel is not None and show.panel != self.panel:
+            self.action_show(show.panel)
+        # Only after what a panel does with the focus.
+        self.call_after_refresh(self.call_after_refresh, self.lesson_pane.focus)
+        if show.colour is not None:
+            self.main.set_mode(show.colour)  # type: ignore[arg-type]
+        if show.sequence is not None:
+            row = run.find(show.sequence) if show.sequence else None
+            self.choose(None if row is None else row.seq_id)
+        with contextlib.suppress(UnknownFact):
+            if show.block is not None:
+                self.main.put_cursor(BlockRef("device", int(run.ask(show.block))))
+            if show.at is not None and self.attachment is not None:
+                source = self.attachment.source
+                if isinstance(source, RecordedSource):
+                    source.go_to(int(run.ask(show.at)))
+                    self._look_at()
+
+    # Keys -----------------------------------------------------------------------------------------------------------
+
+    def on_lesson_pane_pressed(self, message: LessonPane.Pressed) -> None:
+        self.lesson_key(message.what)
+
+    def lesson_key(self, what: str) -> None:
+        """Do what a key of the lesson does: a digit, ``enter``, ``erase``, ``hint`` or ``words``."""
+        run, pane = self.play, self.lesson_pane
+        if run is None:
+            return
+        match what:
+            case "enter":
+                self._go_on(run)
+            case "hint":
+                pane.hint = run.hint()
+            case "words":
+                from kvtop.tui.screens.course import WordsScreen
+
+                page = "\n".join((run.page(), *run.options()))
+                self.push_screen(WordsScreen(self.look, [w for w in self.school.words if w.found_in(page)]))
+            case "erase":
+                run.erase()
+            case digit:
+                run.press(digit)
+        pane.show(self.play)
+
+    def _go_on(self, run: LessonRun) -> None:
+        pane = self.lesson_pane
+        if run.finished:
+            following = self.school.after(run.lesson)
+            if following is not None:
+                self.begin_lesson(following)
+            else:
+                self.action_learn()
+            return
+        pane.hint = ""
+        if run.go_on():
+            pane.turn_page()
+            self._after_step(run)
+
+    def _after_step(self, run: LessonRun) -> None:
+        if run.finished:
+            self._complain(self.school.end(run))
+            following = self.school.after(run.lesson)
+            after = "next lesson" if following is not None else "lessons" if self.school.own is None else "again"
+            self.lesson_pane.after = after
+        self._prepare()
+
+    def _play_by_itself(self) -> None:
+        run, auto = self.play, self._auto
+        if run is None or auto is None or self._held is not None or len(self.screen_stack) > 1:
+            return
+        act = auto.due(run, self.clock())
+        if act is None:
+            return
+        kind, value = act
+        if kind == "key":
+            self.lesson_key(value)
+        else:
+            self.say(f": {value}")
+            self.do_line(value)
+
+    def do_line(self, line: str) -> None:
+        """Do a line of the command line at once, without a plan to look at first."""
+        from kvtop.panels.command_text import KINDS, parse_command
+
+        if line.partition(" ")[0] in KINDS:
+            self._apply(parse_command(line))
+        else:
+            self.run_line(line)
+
+    async def let_go(self) -> None:
+        """Keep what came of a play, and let the console's own engine go too."""
+        self._end_play()
+        aside, self._aside = self._aside, None
+        if aside is not None and aside is not self.attachment:
+            threading.Thread(target=aside.close, name="kvtop-close-own", daemon=True).start()
+        await super().let_go()

@@ -1,0 +1,236 @@
+"""Lessons on the screen: every page fits 80x24, keys, hints, words, the course, playing by itself, going back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from tui_fakes import console, screen_text, wait_until
+
+from kvtop.learn.catalog import find_lesson, read_course
+from kvtop.learn.lesson import Lesson
+from kvtop.learn.playing import keys_of, right_answers
+from kvtop.learn.progress import Progress
+from kvtop.learn.report import report_text
+from kvtop.learn.school import School
+from kvtop.model.format import UNKNOWN
+from kvtop.tui.lesson_app import LessonApp
+from kvtop.tui.screens.course import CourseScreen, WordsScreen
+from kvtop.tui.widgets.lesson import LessonPane
+from kvtop.tui.widgets.stage import Stage
+
+COURSE = read_course()
+
+
+@dataclass
+class Clock:
+    """Moves only by hand."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Class:
+    """Lessons under test."""
+
+    app: LessonApp
+    pilot: Pilot[None]
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def pane(self) -> LessonPane:
+        return self.app.lesson_pane
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        async def poll() -> None:
+            await self.app.poll_once()
+
+        for _ in range(500):
+            if condition():
+                break
+            await poll()
+            await self.pilot.pause(0.01)
+        await wait_until(self.pilot, condition, what)
+
+    async def ready(self) -> None:
+        """Let the step's engine come, and its text."""
+        run = self.app.play
+        assert run is not None
+        await self.until(lambda: run.ready or run.finished, f"{run.lesson.name}, {run.step.id}")
+
+    async def do(self, line: str) -> None:
+        """Do a line of the command line, and let the lesson see what it did."""
+        asked = len(self.app.asked.commands)
+        self.app.do_line(line)
+        if line.partition(" ")[0] in ("panel", "colour", "sequence", "block"):
+            await self.pilot.pause()
+        else:
+            await self.until(lambda: len(self.app.asked.commands) > asked, line)
+        await self.app.poll_once()
+
+    def body(self) -> str:
+        return "\n".join(self.pane.line_text(y) for y in range(self.pane.size.height))
+
+
+@asynccontextmanager
+async def lessons(
+    folder: Path, lesson: Lesson | None = None, *, size: tuple[int, int] = (80, 24), pace: float | None = None
+) -> AsyncIterator[Class]:
+    clock = Clock()
+    school = School(progress=Progress(folder / "lessons.json"), threaded=False, pace=pace, clock=clock)
+    app = LessonApp(school, lesson, auto_poll=False, clock=clock)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield Class(app, pilot, clock)
+
+
+@pytest.mark.parametrize("lesson", COURSE, ids=lambda lesson: lesson.name)
+async def test_every_page_of_every_lesson_fits_80x24(lesson: Lesson, tmp_path: Path) -> None:
+    answers = right_answers(lesson)
+    too_long = []
+    async with lessons(tmp_path, lesson) as one:
+        run = one.app.play
+        assert run is not None
+        while not run.finished:
+            await one.ready()
+            step = run.step
+            if one.pane.num_hidden:
+                too_long.append((step.id, one.pane.num_hidden))
+            if step.kind == "do":
+                for _ in run.text.hints:
+                    one.app.lesson_key("hint")
+                    if one.pane.num_hidden:
+                        too_long.append((step.id, "hint", one.pane.num_hidden))
+                one.app.lesson_key("enter")
+                if one.pane.num_hidden:
+                    too_long.append((step.id, "missing", one.pane.num_hidden))
+                for line in step.solve:
+                    await one.do(run.evaluate(line))
+                await one.until(lambda: run.done, f"{step.id} is done")
+            elif step.kind == "predict":
+                await one.press(*keys_of(step, answers[step.id]))
+                assert run.typed
+            assert UNKNOWN not in run.page()
+            await one.press("enter")
+        assert not too_long
+        assert run.num_right == run.num_predictions
+        assert "predictions were right" in one.body()
+
+
+async def test_keys_hint_words_back_and_erase(tmp_path: Path) -> None:
+    async with lessons(tmp_path, find_lesson("1")) as one:
+        await one.ready()
+        assert "token" in one.body()
+        await one.press("w")
+        assert isinstance(one.app.screen, WordsScreen)
+        assert "KV cache" in screen_text(one.app)
+        await one.press("escape")
+        run = one.app.play
+        assert run is not None
+        while run.step.kind != "predict":
+            await one.press("enter")
+            await one.ready()
+        await one.press("enter")
+        assert "type a number of percent" in one.body()
+        await one.press("9", "9", "backspace", "i")
+        assert run.typed == "9"
+        assert "Hint: " in one.body()
+        await one.press("b")
+        assert f"{run.at}/" in one.body()
+        await one.press("enter")
+        assert run.typed == "9"
+        await one.press("enter")
+        assert run.answers == {"guess-used": "9"}
+        await one.ready()
+        await one.press("enter")
+        assert "Step 0 of 20." in one.body()
+
+
+async def test_digits_are_the_consoles_where_nothing_is_asked(tmp_path: Path) -> None:
+    async with lessons(tmp_path, find_lesson("1")) as one:
+        await one.ready()
+        await one.press("4")
+        assert one.app.panel == "prefix"
+        assert isinstance(one.app.focused, Stage)
+        assert "Tab comes back" in one.body()
+
+
+async def test_the_course_begins_lessons_and_knows_what_was_played(tmp_path: Path) -> None:
+    async with lessons(tmp_path) as one:
+        assert isinstance(one.app.screen, CourseScreen)
+        await one.press("down", "up", "enter")
+        await one.ready()
+        assert one.app.play is not None
+        assert one.app.play.lesson.name == COURSE[0].name
+        await one.press("f2")
+        assert isinstance(one.app.screen, CourseScreen)
+        await one.press("escape")
+        assert one.app.play.lesson.name == COURSE[0].name
+        one.app.leave_lessons()
+    assert json.loads((tmp_path / "lessons.json").read_text())["lessons"][COURSE[0].name]["furthest"] == 0
+    report = json.loads(report_text(one.app.school.reports))
+    assert [(each["lesson"], each["done"]) for each in report["lessons"]] == [(COURSE[0].name, False)]
+
+
+async def test_damaged_progress_is_one_line_and_the_course_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "lessons.json").write_text("{")
+    async with lessons(tmp_path) as one:
+        assert "damaged; remove it to begin anew" in screen_text(one.app).replace("\n", " ")
+        await one.press("enter")
+        await one.ready()
+    assert (tmp_path / "lessons.json").read_text() == "{"
+
+
+async def test_a_lesson_plays_by_itself(tmp_path: Path) -> None:
+    async with lessons(tmp_path, find_lesson("3"), pace=100) as one:
+        run = one.app.play
+        assert run is not None
+        for _ in range(3000):
+            one.clock.now_s += 0.2
+            one.app._play_by_itself()
+            await one.app.poll_once()
+            await one.pilot.pause(0.002)
+            if run.finished:
+                break
+        assert run.finished
+        assert run.num_right == run.num_predictions
+    assert not (tmp_path / "lessons.json").exists()
+    assert one.app.school.reports[0]["auto"] is True
+
+
+async def test_action_learn() -> None:
+    async with console() as running:
+        running.app.school = School(threaded=False)
+        await running.press("f2")
+        assert isinstance(running.app.screen, CourseScreen)
+        assert "back to the engine" in running.screen_text()
+        await running.press("escape")
+        assert running.app.play is None
+
+
+async def test_the_consoles_own_engine_waits_while_lessons_are_given(tmp_path: Path) -> None:
+    async with console() as running:
+        app, own = running.app, running.app.attachment
+        app.school = School(progress=Progress(tmp_path / "lessons.json"), threaded=False)
+        app.begin_lesson(find_lesson("1"))
+        await running.until(lambda: app.attachment is not own, "the lesson's engine")
+        await running.poll()
+        assert not running.source.closed
+        assert "Why reserving" in running.text_of("LessonPane")
+        app.leave_lessons()
+        await running.until(lambda: app.attachment is own, "the own engine")
+        assert not app.screen_stack[0].has_class("-lesson")
+        assert not running.source.closed
+    assert running.source.closed
