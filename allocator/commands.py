@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from allocator.fault_kinds import FaultKind
+
+#: Characters of an annotation, at most.
+MAX_TEXT: Final = 200
 
 CompactGoal = Literal["pack-low", "longest-run", "by-sequence"]
 
@@ -162,6 +165,12 @@ class InjectFault(_Command, frozen=True, tag=True):
     seconds: float | None = None
 
 
+class Annotate(_Command, frozen=True, tag=True):
+    """Write a line of text among the events; a recording keeps it as a mark at this step."""
+
+    text: str
+
+
 Command: TypeAlias = (
     Pause
     | Resume
@@ -184,6 +193,7 @@ Command: TypeAlias = (
     | SetAutoCompaction
     | VerifyContents
     | InjectFault
+    | Annotate
 )
 
 

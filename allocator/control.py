@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, assert_never
 import numpy as np
 
 from allocator.commands import (
+    MAX_TEXT,
+    Annotate,
     Cancel,
     Command,
     Compact,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from allocator.engine import Engine
 
 MAX_SUBMITTED = 10_000
+#: Commands that can be done while copies are under way, and that leave every block as it is.
+_TOUCHES_NO_BLOCK = (SubmitLoad, SetPolicy, SetWatermark, SetAutoCompaction, Annotate)
 
 
 def plan(engine: Engine, command: Command) -> Plan:
@@ -64,7 +68,7 @@ def apply(engine: Engine, command: Command) -> Outcome:
     started = time.perf_counter()
     try:
         intended = _plan_alone(engine, command)
-        if len(engine.copies) and not isinstance(command, SubmitLoad | SetPolicy | SetWatermark | SetAutoCompaction):
+        if len(engine.copies) and not isinstance(command, _TOUCHES_NO_BLOCK):
             # What can be done at all finds no copy under way, and leaves none.
             engine.settle()
             intended = _plan_alone(engine, command)
@@ -72,7 +76,7 @@ def apply(engine: Engine, command: Command) -> Outcome:
             raise Refused(intended.refusal)
         message = _apply(engine, command)
         engine.settle()
-        if not isinstance(command, (SubmitLoad, SetLoad, SetPolicy, SetWatermark, SetAutoCompaction, VerifyContents)):
+        if not isinstance(command, (*_TOUCHES_NO_BLOCK, SetLoad, VerifyContents)):
             engine.measures.disturb()
     except (RequestError, StorageError, InvariantViolation) as error:
         engine.emit("command", f"{command_name(command)} refused: {error}")
@@ -228,6 +232,9 @@ def _plan(engine: Engine, command: Command) -> Plan:
             return Plan(summary=f"verify {what}")
         case InjectFault():
             return engine.faults.plan(engine, command)
+        case Annotate(text):
+            check_text(text)
+            return Plan(summary=f"mark this step: {text}")
         case _:
             assert_never(command)
 
@@ -298,8 +305,20 @@ def _apply(engine: Engine, command: Command) -> str:
             return "every law holds" + (" and every slot reads back" if engine.compute is not None else "")
         case InjectFault():
             return engine.faults.inject(engine, command)
+        case Annotate(text):
+            return f"marked: {text}"
         case _:
             assert_never(command)
+
+
+def check_text(text: str) -> None:
+    """Raise unless ``text`` can be an annotation.
+
+    Raises:
+        Refused: It is empty, too long, or holds what is no printable character.
+    """
+    if not text.strip() or len(text) > MAX_TEXT or not text.isprintable():
+        raise Refused(f"a mark's text: 1 to {MAX_TEXT} printable characters")
 
 
 def _load_scale(name: str, asked: float | None, now: float) -> float:

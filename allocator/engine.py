@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from allocator import control, engine_snapshot, invariants
 from allocator.admission import Chunk, Round
 from allocator.block_map import BlockArrays
+from allocator.block_table import Listing
 from allocator.clients import AttachedSequence, ClientRegistry
 from allocator.commands import Command
 from allocator.compactor import Compactor
@@ -969,6 +970,11 @@ class Engine:
             if sequence is None or sequence.row is None:
                 return None
             return self.manager.tables.table(sequence.row).copy()
+
+    def tables(self) -> Listing:
+        """Return every device block table as it is at this moment. [rows], [entries]"""
+        with self.manager.lock:
+            return self.manager.tables.listing()
 
     def holders(self, block_id: int, limit: int = 64) -> tuple[tuple[tuple[int, int], ...], int]:
         """Return up to ``limit`` (sequence id, position) pairs that name a device block, and how many there are."""

@@ -160,6 +160,8 @@ class EngineRunner:
     ) -> None:
         self.engine = engine
         self.failure: str | None = None
+        #: An engine that is recorded keeps these commands too, though they are none of its own.
+        self._note_pace: Callable[[Command, Outcome], object] = getattr(engine, "note_pace", lambda command, outcome: 0)
         self._speed = speed
         self._paused = paused
         self._max_steps = max_steps
@@ -350,7 +352,10 @@ class EngineRunner:
         elif isinstance(payload, Step):
             self._begin_steps(request, payload)
         else:
-            request.finish(self._apply(payload))
+            outcome = self._apply(payload)
+            if outcome.ok and isinstance(payload, Pause | Resume | SetSpeed):
+                self._note_pace(payload, outcome)
+            request.finish(outcome)
 
     def _plan(self, command: Command) -> Plan:
         refusal = self._refusal(command)
@@ -424,6 +429,7 @@ class EngineRunner:
         self._paused = True
         self._stalled = False
         self._stepping = (request, self.engine.step + command.steps)
+        self._note_pace(command, Outcome(ok=True, message=f"{_count(command.steps, 'step')} to take"))
 
     def _end_steps(self, reason: str) -> None:
         """Answer the ``Step`` command in progress, if there is one; ``reason`` is why it ends early, if it does."""

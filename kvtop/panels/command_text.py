@@ -60,6 +60,8 @@ def parse_command(text: str) -> AnyCommand:
     if fields and _is_many(fields[0]):
         if words or fields[0].required:
             values[fields[0].name] = _ids(name, words) if _is_ids(fields[0]) else words
+    elif fields and fields[0].type is str:
+        values = {fields[0].name: " ".join(words)} if words else {}
     else:
         open_fields = [f.name for f in fields]
         for word in words:

@@ -1,14 +1,15 @@
 """Frames: a moment of an engine as bytes, whole or as what differs from the moment before. Pure but for its buffers.
 
 A tier's arrays lie one behind another in one buffer of 64-bit words, so what changed in any of them is found with one
-comparison. A delta holds the words that differ, and the snapshot compressed with the one before as its dictionary.
+comparison. A delta holds the words that differ, the block tables that do, and the snapshot compressed with the one
+before as its dictionary.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -22,8 +23,11 @@ from allocator.plans import Outcome
 from allocator.snapshot import Snapshot
 from kvtop.engine_setup import EngineOptions
 from kvtop.recording.framing import RecordingError
+from kvtop.recording.tables import Tables, no_tables, pack_tables, unpack_tables
 
+#: Of what is hardly compressible, and of text.
 _LEVEL: Final = 1
+_SNAPSHOT_LEVEL: Final = 3
 #: What the compression can look back to. [bytes]
 _WINDOW: Final = 32768
 #: Bytes of one moment when unpacked, at most: two tiers of the largest pool, and its snapshot.
@@ -36,6 +40,49 @@ _NO_TIER: Final = (1 << 32) - 1
 _T = TypeVar("_T")
 
 
+class RecordedCommand(msgspec.Struct, frozen=True, tag="command"):
+    """A command that was applied between two steps, and what became of it, the time it took aside."""
+
+    step: int
+    command: Command
+    outcome: Outcome
+
+
+class Stall(msgspec.Struct, frozen=True, tag="stall"):
+    """The engine had tried to get on at ``step``, and could not."""
+
+    step: int
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A mark that somebody set.
+
+    Attributes:
+        step: Where.
+        text: What was noted.
+        at_s: Seconds since 1970 when it was set; ``None`` for one set while the run was recorded.
+    """
+
+    step: int
+    text: str
+    at_s: float | None = None
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Where a recording was cut out of a longer one.
+
+    Attributes:
+        source: The other recording's name.
+        first_step, last_step: What was asked for.
+        before: What happened until then, without which it could not be run again.
+    """
+
+    source: str
+    first_step: int
+    last_step: int
+    before: tuple[RecordedCommand | Stall, ...] = ()
+
+
 class RecordingHeader(msgspec.Struct, frozen=True):
     """What was recorded, and how to run it again.
 
@@ -45,6 +92,8 @@ class RecordingHeader(msgspec.Struct, frozen=True):
         every: Steps between two moments.
         load_crc: CRC-32 of the trace or workload file; ``None`` without one.
         attached: Whether other programs could use the engine's blocks, so that it cannot be run again.
+        has_victims: Whether moments tell the blocks that would be evicted next.
+        cut: Where it was cut out of a longer recording; ``None`` for a whole one.
     """
 
     kvtop_version: str
@@ -52,14 +101,8 @@ class RecordingHeader(msgspec.Struct, frozen=True):
     every: int
     load_crc: int | None = None
     attached: bool = False
-
-
-class RecordedCommand(msgspec.Struct, frozen=True):
-    """A command that was applied between two steps, and what became of it, the time it took aside."""
-
-    step: int
-    command: Command
-    outcome: Outcome
+    has_victims: bool = False
+    cut: Cut | None = None
 
 
 class IndexEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -108,12 +151,16 @@ class Frame:
         snapshot: The snapshot's bytes.
         device, host: The tiers; ``None`` is no host tier.
         stalled: Whether the engine had just found that nothing can get on.
+        tables: Every device block table.
+        victims: Device blocks that would be evicted next, in order. [v]
     """
 
     snapshot: bytes
     device: Tier
     host: Tier | None
     stalled: bool = False
+    tables: Tables = field(default_factory=no_tables)
+    victims: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def sizes(self) -> tuple[int, int | None]:
@@ -135,7 +182,8 @@ def pack_key(frame: Frame) -> bytes:
     """Return ``frame`` whole."""
     num_device, num_host = frame.sizes
     sizes = _SIZES.pack(num_device, _NO_TIER if num_host is None else num_host)
-    return _pack(frame.stalled, frame.snapshot, b"", [sizes, *(tier.words.tobytes() for tier in frame.tiers)])
+    tiers = [tier.words.tobytes() for tier in frame.tiers]
+    return _pack(frame, b"", [sizes, *tiers, pack_tables(frame.tables, no_tables())])
 
 
 def pack_delta(frame: Frame, before: Frame) -> bytes:
@@ -150,7 +198,7 @@ def pack_delta(frame: Frame, before: Frame) -> bytes:
             gaps.tobytes(),
             (tier.words[at] ^ old.words[at]).astype("<u8", copy=False).tobytes(),
         ]
-    return _pack(frame.stalled, frame.snapshot, before.snapshot, parts)
+    return _pack(frame, before.snapshot, [*parts, pack_tables(frame.tables, before.tables)])
 
 
 def unpack_key(payload: bytes) -> Frame:
@@ -176,7 +224,8 @@ def unpack_key(payload: bytes) -> Frame:
     device, host = tiers
     if device is None:
         raise RecordingError("holds a moment without device blocks")
-    return Frame(snapshot, device, host, stalled)
+    tables, offset = unpack_tables(raw, offset, no_tables())
+    return Frame(snapshot, device, host, stalled, tables, _unpack_victims(raw, offset))
 
 
 def unpack_delta(payload: bytes, before: Frame) -> Frame:
@@ -199,7 +248,9 @@ def unpack_delta(payload: bytes, before: Frame) -> Frame:
             tiers.append(Tier.over(words, old.arrays.num_blocks))
     except (struct.error, ValueError, IndexError) as error:
         raise RecordingError(f"holds a change that cannot be read: {error}") from None
-    return Frame(snapshot, tiers[0], tiers[1] if len(tiers) > 1 else None, stalled)
+    tables, offset = unpack_tables(raw, offset, before.tables)
+    host = tiers[1] if len(tiers) > 1 else None
+    return Frame(snapshot, tiers[0], host, stalled, tables, _unpack_victims(raw, offset))
 
 
 def decode_snapshot(frame: Frame) -> Snapshot:
@@ -223,10 +274,19 @@ def decode(data: bytes, kind: type[_T]) -> _T:
         raise RecordingError(f"holds a {kind.__name__} that cannot be understood: {error}") from None
 
 
-def _pack(stalled: bool, snapshot: bytes, dictionary: bytes, parts: list[bytes]) -> bytes:
-    packer = zlib.compressobj(_LEVEL, zdict=dictionary[-_WINDOW:]) if dictionary else zlib.compressobj(_LEVEL)
-    packed = packer.compress(snapshot) + packer.flush()
-    return _FRONT.pack(stalled, len(packed)) + packed + zlib.compress(b"".join(parts), _LEVEL)
+def _pack(frame: Frame, dictionary: bytes, parts: list[bytes]) -> bytes:
+    level = _SNAPSHOT_LEVEL
+    packer = zlib.compressobj(level, zdict=dictionary[-_WINDOW:]) if dictionary else zlib.compressobj(level)
+    packed = packer.compress(frame.snapshot) + packer.flush()
+    raw = b"".join((*parts, frame.victims.astype("<u4").tobytes()))
+    return _FRONT.pack(frame.stalled, len(packed)) + packed + zlib.compress(raw, _LEVEL)
+
+
+def _unpack_victims(raw: bytes, offset: int) -> NDArray[np.int64]:
+    try:
+        return np.frombuffer(raw, "<u4", -1, offset).astype(np.int64)
+    except ValueError as error:
+        raise RecordingError(f"holds a moment that cannot be read: {error}") from None
 
 
 def _unpack(payload: bytes, dictionary: bytes) -> tuple[bool, bytes, bytes]:

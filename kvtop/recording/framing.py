@@ -17,7 +17,7 @@ from allocator.events import Event
 from kvtop.errors import UserError
 
 MAGIC: Final = b"kvtoprec"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _START: Final = struct.Struct("<8sI")
 START_BYTES: Final = _START.size
 _HEAD: Final = struct.Struct("<BBIQII")
@@ -40,6 +40,7 @@ class Kind(IntEnum):
     DELTA = 3
     COMMAND = 4
     INDEX = 5
+    NOTE = 6
 
 
 class Mark(IntFlag):
@@ -50,6 +51,8 @@ class Mark(IntFlag):
     EVICTION = 2
     FAULT = 4
     COMMAND = 8
+    NOTE = 16
+    STALL = 32
 
 
 _MARK_OF_EVENT: Final = {

@@ -5,40 +5,36 @@ from __future__ import annotations
 import bisect
 import os
 import threading
-import zlib
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from allocator.block_map import FIELDS, BlockArrays
+from allocator.commands import Annotate
 from allocator.events import Event
 from allocator.snapshot import Snapshot
+from kvtop.errors import UserError
 from kvtop.recording.frames import (
     Frame,
-    IndexEntry,
+    Note,
     RecordedCommand,
-    RecordingHeader,
+    Stall,
     decode,
     decode_snapshot,
     unpack_delta,
     unpack_key,
 )
 from kvtop.recording.framing import (
-    FOOTER,
-    FOOTER_MAGIC,
-    HEAD_BYTES,
-    START_BYTES,
     Head,
     Kind,
     Mark,
     RecordingError,
-    check_start,
-    unpack_head,
 )
+from kvtop.recording.notes import add_notes, read_beside
+from kvtop.recording.records import Records
+from kvtop.recording.tables import Tables, no_tables
 
-_SEGMENTS_KEPT: Final = 8
 #: Above the number of every record.
 _NO_NUMBER: Final = 1 << 32
 #: Events told of one moment, at most.
@@ -55,6 +51,8 @@ class Moment:
         device, host: The block arrays, read-only; ``None`` is no host tier.
         stalled: Whether the engine had just found that nothing can get on.
         recent: Events since the key frame before, this moment's included, oldest first.
+        tables: Every device block table.
+        victims: Device blocks that would be evicted next, in order; ``None`` where that was not recorded.
     """
 
     number: int
@@ -63,6 +61,8 @@ class Moment:
     host: BlockArrays | None
     stalled: bool
     recent: tuple[Event, ...]
+    tables: Tables = field(default_factory=no_tables)
+    victims: tuple[int, ...] | None = None
 
 
 class _State(NamedTuple):
@@ -82,30 +82,23 @@ class Recording:
     Args:
         file: The recording, open for bytes; it is the reader's from here on.
         name: What errors call it.
+        path: Where it lies, so that marks can be kept beside it; ``None`` keeps none.
 
     Attributes:
         header: What was recorded.
-        damage: Why it ends before its time, such as a crash while it was written; ``None`` for one that was closed.
+        first, last: Its first and last moment.
 
     Raises:
         RecordingError: It is no recording, of another version, or nothing of it can be read.
     """
 
-    def __init__(self, file: IO[bytes], name: str = "recording") -> None:
-        self._file, self.name = file, name
+    def __init__(self, file: IO[bytes], name: str = "recording", path: str | None = None) -> None:
+        self._file, self.name, self._path = file, name, path
         self._lock = threading.RLock()
-        self._segments: OrderedDict[int, tuple[Head, ...]] = OrderedDict()
         self._state: _State | None = None
-        self.damage: str | None = None
-        self._size = file.seek(0, os.SEEK_END)
         try:
-            check_start(self._read(0, START_BYTES))
-            head = self._head(START_BYTES, 0)
-            if head is None or head.kind is not Kind.HEADER:
-                raise RecordingError("is cut short or damaged before its first moment")
-            self.header = decode(self._payload(head), RecordingHeader)
-            self._first_key = head.end
-            self._keys, self._end = self._load_index() or self._scan()
+            self._records = Records(file)
+            self.header = self._records.header
             ends = [self.marked(number, None, way) for number, way in ((-1, 1), (_NO_NUMBER, -1))]
             if ends[0] is None or ends[1] is None:
                 raise RecordingError("holds no whole moment")
@@ -113,6 +106,14 @@ class Recording:
         except RecordingError as error:
             file.close()
             raise RecordingError(f"{name} {error}") from None
+        beside, trouble = ([], None) if path is None else read_beside(path)
+        self._added = [*self._records.added, *beside]
+        self._trouble = trouble
+
+    @property
+    def damage(self) -> str | None:
+        """Why it ends before its time, such as a crash while it was written, or what is damaged; else ``None``."""
+        return self._records.damage or self._trouble
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Recording:
@@ -125,7 +126,7 @@ class Recording:
             file = Path(path).open("rb")  # noqa: SIM115 - the reader closes it
         except (OSError, ValueError) as error:
             raise RecordingError(f"{os.fspath(path)}: {getattr(error, 'strerror', None) or error}") from None
-        return Recording(file, os.fspath(path))
+        return Recording(file, os.fspath(path), os.fspath(path))
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
@@ -147,8 +148,8 @@ class Recording:
     def at(self, step: int) -> int:
         """Return the last moment at or before ``step``; the first one for an earlier step."""
         with self._lock:
-            for index in range(bisect.bisect_right(self._keys, step, key=lambda key: key.step) - 1, -1, -1):
-                for head in reversed(self._entries(index)):
+            for index in range(bisect.bisect_right(self._records.keys, step, key=lambda key: key.step) - 1, -1, -1):
+                for head in reversed(self._records.entries(index)):
                     if _is_moment(head) and head.step <= step:
                         return head.number
             return self.first
@@ -156,7 +157,7 @@ class Recording:
     def step_of(self, number: int) -> int:
         """Return a moment's step."""
         with self._lock:
-            return self._locate(number).step
+            return self._records.locate(number).step
 
     def beside(self, number: int, way: int) -> int | None:
         """Return the moment after (``way`` 1) or before (-1) this one; ``None`` at the end."""
@@ -165,16 +166,93 @@ class Recording:
     def marked(self, number: int, marks: Mark | None, way: int) -> int | None:
         """Return the next moment after (``way`` 1) or before (-1) this one that has one of ``marks``, or any moment."""
         with self._lock:
-            index = self._segment_of(number)
-            while 0 <= index < len(self._keys):
-                if marks is None or self._keys[index].marks & marks:
-                    heads = self._entries(index)
-                    for head in heads if way > 0 else reversed(heads):
-                        is_beyond = head.number > number if way > 0 else head.number < number
-                        if is_beyond and _is_moment(head) and (marks is None or head.marks & marks):
-                            return head.number
-                index += way
-            return None
+            return self._with_added(self._marked(number, marks, way), number, marks, way)
+
+    def _with_added(self, found: int | None, number: int, marks: Mark | None, way: int) -> int | None:
+        """Return ``found`` or, where that is nearer, a moment at which somebody set a mark afterwards."""
+        if marks is None or not marks & Mark.NOTE:
+            return found
+        noted = {self.at(note.step) for note in self._added} | ({found} if found is not None else set())
+        beyond = [n for n in noted if (n > number if way > 0 else n < number)]
+        return min(beyond, key=lambda n: abs(n - number), default=None)
+
+    def _marked(self, number: int, marks: Mark | None, way: int) -> int | None:
+        index = self._records.segment_of(number)
+        while 0 <= index < len(self._records.keys):
+            if marks is None or self._records.keys[index].marks & marks:
+                heads = self._records.entries(index)
+                for head in heads if way > 0 else reversed(heads):
+                    is_beyond = head.number > number if way > 0 else head.number < number
+                    if is_beyond and _is_moment(head) and (marks is None or head.marks & marks):
+                        return head.number
+            index += way
+        return None
+
+    # ---- marks and commands
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Every mark that was set, while the run was recorded or afterwards, in order of steps."""
+        live = []
+        for number in self._commands(Mark.NOTE):
+            try:
+                done = self.command(number)
+            except RecordingError as error:
+                self._trouble = str(error).removeprefix(f"{self.name} ")
+                continue
+            assert isinstance(done.command, Annotate)
+            live.append(Note(done.step, done.command.text))
+        return tuple(sorted((*live, *self._added), key=lambda note: note.step))
+
+    @property
+    def added(self) -> tuple[Note, ...]:
+        """The marks that were set afterwards."""
+        return tuple(self._added)
+
+    def add_notes(self, notes: list[Note]) -> Path:
+        """Keep marks with the recording, and return the file that holds them; nothing is written over.
+
+        Raises:
+            KvtopError: They cannot be kept.
+        """
+        if self._path is None:
+            raise UserError(f"{self.name}: it is no file that marks could be kept with")
+        with self._lock:
+            kept = add_notes(self._path, self._records.closed, notes)
+            self._added += notes
+            return kept
+
+    def commands(self, marks: Mark = Mark.COMMAND) -> Iterator[RecordedCommand]:
+        """Yield the commands with one of ``marks``, in order. Cost: reads the heads around them.
+
+        Raises:
+            RecordingError: One is damaged.
+        """
+        for number in self._commands(marks):
+            yield self.command(number)
+
+    def _commands(self, marks: Mark) -> Iterator[int]:
+        for index, key in enumerate(self._records.keys):
+            if key.marks & marks:
+                with self._lock:
+                    heads = self._records.entries(index)
+                yield from (head.number for head in heads if head.kind is Kind.COMMAND and head.marks & marks)
+
+    def before(self, number: int) -> tuple[RecordedCommand | Stall, ...]:
+        """Return what happened before a moment and must happen again if the run is to come to it.
+
+        Raises:
+            RecordingError: Part of it is damaged or lost.
+        """
+        found: list[RecordedCommand | Stall] = [*(self.header.cut.before if self.header.cut else ())]
+        for head in self._heads():
+            if head.number >= number:
+                break
+            if head.kind is Kind.COMMAND:
+                found.append(self.command(head.number))
+            elif head.marks & Mark.STALL:
+                found.append(Stall(head.step))
+        return tuple(found)
 
     # ---- what
 
@@ -194,7 +272,21 @@ class Recording:
             for name, _ in FIELDS:
                 getattr(tier.arrays, name).setflags(write=False)
         host = None if state.frame.host is None else state.frame.host.arrays
-        return Moment(number, snapshot, state.frame.device.arrays, host, state.frame.stalled, state.recent)
+        frame = state.frame
+        victims = tuple(frame.victims.tolist()) if self.header.has_victims else None
+        return Moment(number, snapshot, frame.device.arrays, host, frame.stalled, state.recent, frame.tables, victims)
+
+    def frame(self, number: int) -> tuple[Frame, Mark]:
+        """Return one moment as it is written, and what of interest is in it.
+
+        Raises:
+            RecordingError: It is damaged, or what it rests on is.
+        """
+        with self._lock:
+            try:
+                return self._decode(number).frame, self._records.locate(number).marks
+            except RecordingError as error:
+                raise RecordingError(f"{self.name} {error}") from None
 
     def story(self) -> Iterator[Moment | RecordedCommand]:
         """Yield every moment and every command, in order.
@@ -202,18 +294,30 @@ class Recording:
         Raises:
             RecordingError: One is damaged or lost.
         """
-        number = self._keys[0].number
-        for index in range(len(self._keys)):
-            with self._lock:
-                heads = self._entries(index)
-            if self._keys[index].number != number:
-                raise RecordingError(f"{self.name} has lost its record {number}")
-            number += len(heads)
-            for head in heads:
-                if _is_moment(head):
-                    yield self.moment(head.number)
-                elif head.kind is Kind.COMMAND:
-                    yield self.command(head.number)
+        for _, item in self.stretch(0, _NO_NUMBER):
+            yield item
+
+    def stretch(self, first: int, last: int) -> Iterator[tuple[int, Moment | RecordedCommand]]:
+        """Yield the moments and commands from one record to another, each with its number, in order.
+
+        Raises:
+            RecordingError: One of these, or of those before them, is damaged or lost.
+        """
+        for head in self._heads():
+            if head.number > last:
+                break
+            if head.number < first:
+                continue
+            if _is_moment(head):
+                yield head.number, self.moment(head.number)
+            elif head.kind is Kind.COMMAND:
+                yield head.number, self.command(head.number)
+
+    def _heads(self) -> Iterator[Head]:
+        try:
+            yield from self._records.heads()
+        except RecordingError as error:
+            raise RecordingError(f"{self.name} {error}") from None
 
     def command(self, number: int) -> RecordedCommand:
         """Return a command's record.
@@ -223,21 +327,21 @@ class Recording:
         """
         with self._lock:
             try:
-                return decode(self._payload(self._locate(number)), RecordedCommand)
+                return decode(self._records.payload(self._records.locate(number)), RecordedCommand)
             except RecordingError as error:
                 raise RecordingError(f"{self.name} {error}") from None
 
     def _decode(self, number: int) -> _State:
-        index = self._segment_of(number)
+        index = self._records.segment_of(number)
         state = self._state
-        if state is None or not self._keys[index].number <= state.number <= number:
+        if state is None or not self._records.keys[index].number <= state.number <= number:
             state = None
-        for head in self._entries(index):
+        for head in self._records.entries(index):
             if head.number > number:
                 break
             if not _is_moment(head) or (state is not None and head.number <= state.number):
                 continue
-            payload = self._payload(head)
+            payload = self._records.payload(head)
             frame = unpack_key(payload) if state is None else unpack_delta(payload, state.frame)
             recent = () if state is None else state.recent
             recent = (*recent, *decode_snapshot(frame).events)[-_EVENTS_KEPT:]
@@ -245,116 +349,6 @@ class Recording:
         if state is None or state.number != number:
             raise RecordingError(f"has no moment {number}")
         return state
-
-    # ---- records
-
-    def _load_index(self) -> tuple[list[IndexEntry], int] | None:
-        """Return key frames and the end of the records from the index; ``None`` when there is none to trust."""
-        at = self._size - FOOTER.size
-        if at < self._first_key:
-            return None
-        offset, magic = FOOTER.unpack(self._read(at, FOOTER.size))
-        if magic != FOOTER_MAGIC or offset >= at:
-            return None
-        head = self._head(offset, None)
-        if head is None or head.kind is not Kind.INDEX or head.end != at:
-            return None
-        try:
-            return decode(self._payload(head), list[IndexEntry]), offset
-        except RecordingError:
-            return None
-
-    def _scan(self) -> tuple[list[IndexEntry], int]:
-        """Follow the heads from the first one; what comes after a damaged or unfinished record is left out."""
-        keys: list[IndexEntry] = []
-        offset, number = self._first_key, 1
-        while True:
-            head = self._head(offset, number)
-            if head is None or head.kind in (Kind.HEADER, Kind.INDEX) or (not keys and head.kind is not Kind.KEY):
-                break
-            if head.kind is Kind.KEY:
-                keys.append(IndexEntry(number, offset, head.step, head.marks))
-            else:
-                last = keys[-1]
-                keys[-1] = IndexEntry(last.number, last.offset, last.step, last.marks | head.marks)
-            offset, number = head.end, number + 1
-        if keys:
-            # A system that went down may have kept a record's place and not its bytes.
-            keys, offset = self._without_empty_end(keys, offset)
-        left = self._size - offset
-        self.damage = (
-            f"it was not closed; {left} bytes behind its last whole record are left out"
-            if left
-            else ("it was not closed")
-        )
-        return keys, offset
-
-    def _without_empty_end(self, keys: list[IndexEntry], end: int) -> tuple[list[IndexEntry], int]:
-        """Return key frames and end without the last record if its payload did not arrive."""
-        last, offset = None, keys[-1].offset
-        while offset < end:
-            last = self._head(offset, None)
-            assert last is not None
-            offset = last.end
-        assert last is not None
-        try:
-            self._payload(last)
-        except RecordingError:
-            return (keys[:-1] if last.kind is Kind.KEY else keys), last.offset
-        return keys, end
-
-    def _segment_of(self, number: int) -> int:
-        return max(0, bisect.bisect_right(self._keys, number, key=lambda key: key.number) - 1)
-
-    def _locate(self, number: int) -> Head:
-        index = self._segment_of(number)
-        heads = self._entries(index)
-        at = number - self._keys[index].number
-        if not 0 <= at < len(heads):
-            raise RecordingError(f"has no record {number}")
-        return heads[at]
-
-    def _entries(self, index: int) -> tuple[Head, ...]:
-        """Return the heads from one key frame to the next; those behind damage are unknown, and left out."""
-        kept = self._segments.get(index)
-        if kept is not None:
-            return kept
-        key = self._keys[index]
-        end = self._keys[index + 1].offset if index + 1 < len(self._keys) else self._end
-        heads: list[Head] = []
-        offset, number = key.offset, key.number
-        while offset < end:
-            head = self._head(offset, number)
-            if head is None or head.end > end or (head.kind is Kind.KEY) != (not heads):
-                break
-            heads.append(head)
-            offset, number = head.end, number + 1
-        if offset != end:
-            self.damage = f"it is damaged at byte {offset}"
-        self._segments[index] = tuple(heads)
-        while len(self._segments) > _SEGMENTS_KEPT:
-            self._segments.popitem(last=False)
-        return self._segments[index]
-
-    def _head(self, offset: int, number: int | None) -> Head | None:
-        """Return the head at ``offset`` if it is whole, followed by its payload, and has this number."""
-        head = unpack_head(self._read(offset, HEAD_BYTES), offset)
-        if head is None or head.end > self._size or number not in (None, head.number):
-            return None
-        return head
-
-    def _payload(self, head: Head) -> bytes:
-        payload = self._read(head.offset + HEAD_BYTES, head.length)
-        if len(payload) != head.length or zlib.crc32(payload) != head.crc:
-            raise RecordingError(f"is damaged in record {head.number}, at byte {head.offset} (step {head.step})")
-        return payload
-
-    def _read(self, offset: int, length: int) -> bytes:
-        try:
-            self._file.seek(offset)
-            return self._file.read(length)
-        except (OSError, ValueError) as error:
-            raise RecordingError(f"cannot be read: {error}") from None
 
 
 def _is_moment(head: Head) -> bool:

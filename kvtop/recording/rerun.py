@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from allocator.commands import Pause, Resume, SetSpeed, Step, command_name
 from allocator.errors import InvariantViolation
+from allocator.plans import Outcome
 from kvtop.engine_setup import build_engine
 from kvtop.errors import UserError
-from kvtop.recording.compare import differences
-from kvtop.recording.frames import RecordedCommand
+from kvtop.model.observation import MAX_VICTIMS
+from kvtop.recording.compare import differences, event_differences
+from kvtop.recording.frames import RecordedCommand, Stall
 from kvtop.recording.reader import Moment, Recording
 from kvtop.recording.writer import load_crc
 
@@ -60,48 +64,81 @@ def rerun(recording: Recording, after_moment: Callable[[int], object] = lambda s
         if load_crc(header.options) != header.load_crc:
             file = header.options.trace or header.options.workload_file
             raise UserError(f"{recording.name}: the file its requests come from, {file}, has changed since")
+        follower = _Follower(engine, next_event=None if header.cut else 0)
         moments = commands = 0
-        step = 0
-        for item in recording.story():
-            what = _command(engine, item) if isinstance(item, RecordedCommand) else _moment(engine, item)
-            step = engine.step
+        for item in itertools.chain(header.cut.before if header.cut else (), recording.story()):
+            what = follower.follow(item)
             if what:
-                return Rerun(moments, commands, step, what)
+                return Rerun(moments, commands, engine.step, what)
             if isinstance(item, Moment):
                 moments += 1
-                after_moment(step)
-            else:
+                after_moment(engine.step)
+            elif isinstance(item, RecordedCommand):
                 commands += 1
-        return Rerun(moments, commands, step)
+        return Rerun(moments, commands, engine.step)
     finally:
         engine.close()
 
 
-def _moment(engine: Engine, moment: Moment) -> tuple[str, ...]:
-    _advance(engine, moment.snapshot.step)
-    if moment.stalled:
-        _advance(engine, moment.snapshot.step + 1)
-    again = engine.snapshot(phase="", speed=None, steps_per_s=None)
-    return differences(
-        moment.snapshot, moment.device, moment.host, again, engine.arrays("device"), engine.arrays("host")
-    )
+class _Follower:
+    """An engine that does what a recording tells, and is compared with it.
+
+    Args:
+        engine: A new engine.
+        next_event: Number of the first event; ``None`` where a piece of a recording begins, which does not tell it.
+    """
+
+    def __init__(self, engine: Engine, next_event: int | None) -> None:
+        self._engine = engine
+        self._next_event = next_event
+
+    def follow(self, item: Moment | RecordedCommand | Stall) -> tuple[str, ...]:
+        """Come to ``item``, and return in what it differs."""
+        if isinstance(item, Stall):
+            self._advance(item.step)
+            self._advance(item.step + 1)
+            return ()
+        return self._command(item) if isinstance(item, RecordedCommand) else self._moment(item)
+
+    def _moment(self, moment: Moment) -> tuple[str, ...]:
+        engine, events = self._engine, moment.snapshot.events
+        self._advance(moment.snapshot.step)
+        if moment.stalled:
+            self._advance(moment.snapshot.step + 1)
+        snapshot = engine.snapshot(phase="", speed=None, steps_per_s=None, next_event=self._next_event or 0)
+        told = snapshot.events
+        if self._next_event is None:
+            told = tuple(e for e in told if events and e.number >= events[0].number)
+        self._next_event = snapshot.events[-1].number + 1 if snapshot.events else self._next_event or 0
+        device = engine.arrays("device")
+        assert device is not None
+        victims = None if moment.victims is None else engine.next_victims(MAX_VICTIMS)
+        again = Moment(0, snapshot, device, engine.arrays("host"), moment.stalled, (), engine.tables(), victims)
+        return (*differences(moment, again), *event_differences(events, told))
+
+    def _command(self, done: RecordedCommand) -> tuple[str, ...]:
+        engine = self._engine
+        self._advance(done.step)
+        if engine.step != done.step:
+            return (f"step: {done.step} and {engine.step}",)
+        if isinstance(done.command, Pause | Resume | Step | SetSpeed):
+            return ()  # of the pace, and not of the run
+        outcome = msgspec.structs.replace(engine.apply(done.command), seconds=0.0)
+        if outcome == done.outcome:
+            return ()
+        return (f"{command_name(done.command)}: {_told(done.outcome)} and {_told(outcome)}",)
+
+    def _advance(self, step: int) -> None:
+        """Take the engine to ``step``, or as far as it gets."""
+        engine, began_s = self._engine, time.monotonic()
+        while engine.step < step:
+            try:
+                taken = engine.advance(step - engine.step)
+            except InvariantViolation:
+                return  # as in the recorded run, or else its numbers will tell
+            if taken == 0 and (engine.late_s is None or time.monotonic() - began_s > _LATE_BOUND_S):
+                return
 
 
-def _command(engine: Engine, done: RecordedCommand) -> tuple[str, ...]:
-    _advance(engine, done.step)
-    if engine.step != done.step:
-        return (f"step: {done.step} and {engine.step}",)
-    outcome = msgspec.structs.replace(engine.apply(done.command), seconds=0.0)
-    return () if outcome == done.outcome else (f"{done.command}: {done.outcome} and {outcome}",)
-
-
-def _advance(engine: Engine, step: int) -> None:
-    """Take the engine to ``step``, or as far as it gets."""
-    began_s = time.monotonic()
-    while engine.step < step:
-        try:
-            taken = engine.advance(step - engine.step)
-        except InvariantViolation:
-            return  # as in the recorded run, or else its numbers will tell
-        if taken == 0 and (engine.late_s is None or time.monotonic() - began_s > _LATE_BOUND_S):
-            return
+def _told(outcome: Outcome) -> str:
+    return f"{'done' if outcome.ok else 'refused'}, {outcome.message}"

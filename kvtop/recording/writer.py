@@ -12,14 +12,16 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import msgspec
+import numpy as np
 
-from allocator.commands import Command
+from allocator.commands import Annotate, Command
 from allocator.config import STEP_S
 from allocator.ids import Tier as TierName
 from allocator.plans import Outcome
 from allocator.snapshot import Snapshot
 from kvtop.engine_setup import EngineOptions
 from kvtop.errors import KvtopError, UserError
+from kvtop.model.observation import MAX_VICTIMS
 from kvtop.recording.frames import Frame, IndexEntry, RecordedCommand, RecordingHeader, Tier, pack_delta, pack_key
 from kvtop.recording.framing import FOOTER, FOOTER_MAGIC, Kind, Mark, marks_of, pack_record, start_bytes
 
@@ -33,6 +35,8 @@ DEFAULT_EVERY: Final = round(1 / STEP_S)
 #: Blocks of both tiers above which the default interval grows with them, so that a step's cost does not.
 _USUAL_BLOCKS: Final = 16_384
 MAX_EVERY: Final = 1 << 40
+#: Blocks of both tiers above which moments do not tell the next victims.
+_MAX_FOR_VICTIMS: Final = 65_536
 
 
 class RecordOrder(msgspec.Struct, frozen=True):
@@ -58,6 +62,7 @@ class RecordingWriter:
         key_every: Moments from one key frame to the next.
 
     Attributes:
+        header: What is recorded.
         written_bytes: Bytes written so far.
 
     Raises:
@@ -65,7 +70,7 @@ class RecordingWriter:
     """
 
     def __init__(self, file: IO[bytes], header: RecordingHeader, *, key_every: int = KEY_EVERY) -> None:
-        self._file = file
+        self._file, self.header = file, header
         self._key_every = key_every
         self._number = 0
         self._before: Frame | None = None
@@ -83,15 +88,16 @@ class RecordingWriter:
             self._append(Kind.KEY, marks, step, pack_key(frame))
             self._left = self._key_every
         else:
-            last = self._index[-1]
-            self._index[-1] = msgspec.structs.replace(last, marks=last.marks | marks)
+            self._note_in_index(marks)
             self._append(Kind.DELTA, marks, step, pack_delta(frame, before))
         self._left -= 1
         self._before = frame
 
     def add_command(self, done: RecordedCommand) -> None:
-        """Append an applied command."""
-        self._append(Kind.COMMAND, Mark.COMMAND, done.step, msgspec.msgpack.encode(done))
+        """Append an applied command; the first record must be a moment."""
+        marks = marks_of_command(done)
+        self._note_in_index(marks)
+        self._append(Kind.COMMAND, marks, done.step, msgspec.msgpack.encode(done))
 
     def close(self) -> None:
         """Write the index and close the file. Safe to call twice."""
@@ -107,6 +113,10 @@ class RecordingWriter:
     def abandon(self) -> None:
         """Close the file as it is."""
         self._file.close()
+
+    def _note_in_index(self, marks: Mark) -> None:
+        last = self._index[-1]
+        self._index[-1] = msgspec.structs.replace(last, marks=last.marks | marks)
 
     def _append(self, kind: Kind, marks: Mark, step: int, payload: bytes) -> None:
         self._write(pack_record(kind, marks, self._number, step, payload))
@@ -143,6 +153,9 @@ class RecordedEngine:
         self._next_event = 0
         self._stalled_at: int | None = None
         self._taken_at: int | None = None
+        self._has_victims = writer.header.has_victims
+        #: Of commands since the last moment.
+        self._marks = Mark.NONE
         self.failure: str | None = None
         self.written_bytes = 0
         self._take()
@@ -177,9 +190,12 @@ class RecordedEngine:
         outcome = self._engine.apply(command)
         self._stalled_at = None
         done = RecordedCommand(step, command, msgspec.structs.replace(outcome, seconds=0.0))
-        self._guarded(lambda writer: writer.add_command(done))
-        self._take()
+        self._note_command(done)
         return outcome
+
+    def note_pace(self, command: Command, outcome: Outcome) -> None:
+        """Keep a command that concerns the pace only, which the engine itself knows nothing of."""
+        self._note_command(RecordedCommand(self._engine.step, command, msgspec.structs.replace(outcome, seconds=0.0)))
 
     def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
         """Return the engine's snapshot, with a note if the recording has ended early."""
@@ -200,6 +216,11 @@ class RecordedEngine:
         finally:
             self._engine.close()
 
+    def _note_command(self, done: RecordedCommand) -> None:
+        self._guarded(lambda writer: writer.add_command(done))
+        self._marks |= marks_of_command(done)
+        self._take()
+
     def _take(self, stalled: bool = False) -> None:
         self._guarded(lambda writer: self._write_moment(writer, stalled))
 
@@ -210,9 +231,14 @@ class RecordedEngine:
         if snapshot.events:
             self._next_event = snapshot.events[-1].number + 1
         device, host = self._fill()
-        frame = Frame(self._encoder.encode(snapshot), device, host, stalled)
-        writer.add_moment(engine.step, frame, marks_of(snapshot.events))
-        self._taken_at = engine.step
+        victims = engine.next_victims(MAX_VICTIMS) if self._has_victims else ()
+        frame = Frame(
+            self._encoder.encode(snapshot), device, host, stalled, engine.tables(), np.array(victims, np.int64)
+        )
+        writer.add_moment(
+            engine.step, frame, self._marks | marks_of(snapshot.events) | (Mark.STALL if stalled else Mark.NONE)
+        )
+        self._taken_at, self._marks = engine.step, Mark.NONE
 
     def _fill(self) -> tuple[Tier, Tier | None]:
         """Write the arrays into the buffer that was not used last, and return it."""
@@ -252,9 +278,24 @@ def default_every(options: EngineOptions, *, every_step: bool) -> int:
         options: The engine.
         every_step: Whether the run is paced, so that a moment a step costs little; else ``DEFAULT_EVERY``.
     """
-    blocks = options.num_blocks
-    blocks += round(blocks * options.swap_ratio) if options.num_swap_blocks is None else options.num_swap_blocks
+    blocks = _num_blocks(options)
     return (1 if every_step else DEFAULT_EVERY) * max(1, -(-blocks // _USUAL_BLOCKS))
+
+
+def tells_victims(options: EngineOptions, every: int) -> bool:
+    """Return whether moments tell the next victims: to work them out takes as long as half of all else in a moment."""
+    return _num_blocks(options) <= _MAX_FOR_VICTIMS and (options.speed is not None or every >= DEFAULT_EVERY // 2)
+
+
+def _num_blocks(options: EngineOptions) -> int:
+    """Return the blocks of both tiers."""
+    blocks = options.num_blocks
+    return blocks + (round(blocks * options.swap_ratio) if options.num_swap_blocks is None else options.num_swap_blocks)
+
+
+def marks_of_command(done: RecordedCommand) -> Mark:
+    """Return what of interest a command is."""
+    return Mark.COMMAND | (Mark.NOTE if isinstance(done.command, Annotate) and done.outcome.ok else Mark.NONE)
 
 
 def check_order(order: RecordOrder) -> None:
@@ -292,7 +333,8 @@ def record_engine(engine: Engine, options: EngineOptions, order: RecordOrder, *,
     except (OSError, ValueError) as error:
         raise UserError(f"--record {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
-        header = RecordingHeader(order.kvtop_version, options, every, load_crc(options), attached)
+        has_victims = tells_victims(options, every)
+        header = RecordingHeader(order.kvtop_version, options, every, load_crc(options), attached, has_victims)
         recorded = RecordedEngine(engine, RecordingWriter(file, header), every)
     except OSError as error:
         file.close()

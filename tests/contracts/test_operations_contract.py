@@ -15,6 +15,7 @@ from published import ThreadedDaemon, own_directories
 
 from allocator.block_map import FIELDS
 from allocator.commands import (
+    Annotate,
     Cancel,
     Command,
     Compact,
@@ -77,6 +78,7 @@ COMMANDS: tuple[Command, ...] = (
     VerifyContents(),
     InjectFault("failing-copy"),
     InjectFault("host-tier-full", 2),
+    Annotate("here it begins"),
 )
 #: Each must be refused, with words, and change nothing.
 IMPOSSIBLE: tuple[AnyCommand, ...] = (
@@ -113,6 +115,9 @@ IMPOSSIBLE: tuple[AnyCommand, ...] = (
     InjectFault("slow-copy", 1, math.nan),
     InjectFault("stuck-executor", 1, 1e9),
     InjectFault("lost-client", 0),
+    Annotate(""),
+    Annotate("x" * 201),
+    Annotate("one\nline"),
     InjectFault("flipped-bit"),
     ResetPrefixCache(),
     EraseSlot(0),

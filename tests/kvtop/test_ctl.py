@@ -13,6 +13,7 @@ import pytest
 from published import ThreadedDaemon, own_directories
 
 from allocator.commands import (
+    Annotate,
     Cancel,
     Command,
     Compact,
@@ -82,6 +83,7 @@ LINES: list[tuple[str, Command]] = [
     ("set-watermark 0.2", SetWatermark(0.2)),
     ("set-auto-compaction auto --threshold-ratio 0.3", SetAutoCompaction("auto", 0.3)),
     ("verify", VerifyContents()),
+    ("annotate slow", Annotate("slow")),
     ("inject-fault slow-copy --count 2 --seconds 0.5", InjectFault("slow-copy", 2, 0.5)),
 ]
 

@@ -115,7 +115,7 @@ def test_marks_lead_to_what_happened() -> None:
 
 def test_without_its_index_a_recording_reads_the_same() -> None:
     data = record(120, commands={50: EvictCached(None)})
-    unfinished = data[: opened(data)._end]
+    unfinished = data[: opened(data)._records.end]
     assert opened(unfinished).damage == "it was not closed"
     whole = all_told(data)
     assert {n: t for n, t in whole.items() if n in all_told(unfinished)} == all_told(unfinished)
@@ -153,7 +153,7 @@ def is_whole(data: bytes) -> bool:
 
 def test_cut_off_anywhere_it_tells_what_came_before(small: bytes) -> None:
     whole = all_told(small)
-    ends = {n: h.end for n, h in ((n, opened(small)._locate(n)) for n in whole)}
+    ends = {n: h.end for n, h in ((n, opened(small)._records.locate(n)) for n in whole)}
     for size in range(len(small)):
         found = readable(small[:size])
         assert found == {n: t for n, t in whole.items() if ends[n] <= size}, size
@@ -170,12 +170,12 @@ def test_a_flipped_bit_anywhere_is_noticed(small: bytes) -> None:
         assert found.items() <= whole.items(), at
         lost += found != whole or not is_whole(bytes(damaged))
     # The index may be lost: the heads tell the same.
-    assert lost >= opened(small)._end
+    assert lost >= opened(small)._records.end
 
 
 def test_bytes_that_are_lost_or_repeated_in_the_middle_are_noticed(small: bytes) -> None:
     whole = all_told(small)
-    heads = [opened(small)._locate(n) for n in whole]
+    heads = [opened(small)._records.locate(n) for n in whole]
     for head in heads:
         assert readable(small[: head.offset] + small[head.end :]).items() <= whole.items()
         again = small[: head.end] + small[head.offset :]
@@ -184,8 +184,8 @@ def test_bytes_that_are_lost_or_repeated_in_the_middle_are_noticed(small: bytes)
 
 def test_a_command_that_is_lost_is_noticed(small: bytes) -> None:
     recording = opened(small)
-    number = next(n for n in range(1, recording.last) if recording._locate(n).kind is Kind.COMMAND)
-    head = recording._locate(number)
+    number = next(n for n in range(1, recording.last) if recording._records.locate(n).kind is Kind.COMMAND)
+    head = recording._records.locate(number)
     assert is_whole(small)
     without = opened(small[: head.offset] + small[head.end :])
     assert without.last_step == head.step
@@ -195,7 +195,7 @@ def test_a_command_that_is_lost_is_noticed(small: bytes) -> None:
 
 def test_an_end_that_never_reached_the_disk_is_left_out(small: bytes) -> None:
     recording = opened(small)
-    last = recording._locate(recording.last)
+    last = recording._records.locate(recording.last)
     hollow = small[: last.offset + HEAD_BYTES] + bytes(last.length)
     read = opened(hollow)
     assert read.last < recording.last

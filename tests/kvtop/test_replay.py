@@ -233,7 +233,7 @@ def test_a_run_that_is_killed_leaves_all_but_its_last_record(tmp_path: Path) -> 
         process.wait()
     recording = Recording.open(path)
     assert recording.damage is not None
-    assert path.stat().st_size - recording._end < 100_000
+    assert path.stat().st_size - recording._records.end < 100_000
     assert rerun(recording).what == ()
     recording.close()
 
