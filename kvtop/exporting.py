@@ -44,8 +44,28 @@ def run_exporting(
         UserError: The target or the address to serve on is wrong.
         SourceError: An engine on this machine is not there.
     """
+    return serve_metrics(open_targets(targets, options), address=address, log_format=log_format, stop=stop)
+
+
+def serve_metrics(
+    attachment: Attachment,
+    *,
+    address: MetricsAddress,
+    log_format: LogFormat = "text",
+    stop: Callable[[], Ending | None] | None = None,
+) -> int:
+    """Read an engine and serve its metrics until a signal asks for the end; returns the exit code.
+
+    Args:
+        attachment: The engine; closed at the end.
+        address: Where and how to serve.
+        log_format: Form of the messages on stderr.
+        stop: Says whether to end, instead of signals.
+
+    Raises:
+        UserError: The address cannot be served on.
+    """
     log = Log(log_format)
-    attachment = open_targets(targets, options)
     try:
         with Signals() as signals:
             exporter = start_exporter(lambda: attachment.view, address, complain=log.complain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,8 +13,10 @@ from kvtop.attachment import Attachment
 from kvtop.errors import SourceError, UserError
 from kvtop.local_socket import listeners
 from kvtop.operations import Operations, ReadOnly
+from kvtop.recording.reader import Recording
 from kvtop.sources.local import LocalOperations, LocalSource
 from kvtop.sources.named import NamedEngine
+from kvtop.sources.recorded import RecordedOperations, RecordedSource
 from kvtop.sources.remote.fleet import Fleet
 from kvtop.sources.remote.prometheus import SCHEME, PrometheusFleet
 from kvtop.sources.remote.source import EventOptions, RemoteSource
@@ -172,9 +175,19 @@ def _open_prometheus(text: str, options: AttachOptions) -> Attachment:
     return Attachment(source, ReadOnly(source.missing["operations"]))
 
 
+def _open_recording(text: str, options: AttachOptions) -> Attachment:
+    """Open ``recording:FILE``, played at the pace at which the engine's time went by."""
+    if options != AttachOptions(options.allow_operations):
+        raise UserError(f"{text}: of the options to attach, none is for a recording")
+    path = text.removeprefix("recording:")
+    source = RecordedSource(Recording.open(path), name=os.path.basename(path))
+    return Attachment(source, RecordedOperations(source))
+
+
 #: Every kind of target; the first whose prefix fits is taken.
 TARGET_KINDS: Final = (
     TargetKind("local:NAME or local", ("local",), _open_local),
     TargetKind("http(s)://HOST:PORT", _HTTP, _open_http),
     TargetKind(f"{SCHEME}http(s)://HOST:PORT[/PATH]", (SCHEME,), _open_prometheus),
+    TargetKind("recording:FILE", ("recording:",), _open_recording),
 )

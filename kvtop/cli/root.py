@@ -14,8 +14,9 @@ from kvtop.cli.exports import export_group
 from kvtop.cli.file import Group, with_file
 from kvtop.cli.learning import learn_command
 from kvtop.cli.options import BOUND_OPTIONS, CONFIG_OPTION, CONSOLE_OPTIONS, ENGINE_OPTIONS, with_options
+from kvtop.cli.replaying import replay_command
 from kvtop.cli.running import check_command, run_command
-from kvtop.cli.watching import attach_command, ctl_group, replay_command
+from kvtop.cli.watching import attach_command, ctl_group
 from kvtop.errors import EXIT_OK, UserError
 from kvtop.options_file import OptionsFile
 

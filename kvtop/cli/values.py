@@ -150,6 +150,13 @@ def _label(text: str) -> str:
     return text
 
 
+def _steps(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", text, re.ASCII)
+    if found is None or int(found[1]) > int(found[2]):
+        raise ValueError(text)
+    return int(found[1]), int(found[2])
+
+
 WORD: Final = Value("TEXT", "needs a value", _word)
 FAULT: Final = Value(
     "KIND[:RATE]",
@@ -163,5 +170,6 @@ SECONDS: Final = real(1e-3, 1e9, "a number of seconds above 0")
 DURATION: Final = Value("D", "a duration such as 30s, 5m or 1h30m", _duration)
 HOLD: Final = Value("[ALERT=]D", "a duration such as 30s, 5m or 1h30m, or ALERT=DURATION", _hold)
 THRESHOLD: Final = Value("ALERT=X", "ALERT=NUMBER", _threshold)
+STEPS: Final = Value("FROM..TO", "two steps, such as 100..250", _steps)
 HOST_PORT: Final = Value("HOST:PORT", "HOST:PORT", _host_port)
 LABEL: Final = Value("NAME", "letters, digits, and any of _ . : / -", _label)

@@ -1,4 +1,4 @@
-"""``kvtop replay``, ``attach`` and ``ctl``: recordings, and engines that others started."""
+"""``kvtop attach`` and ``ctl``: engines that others started."""
 
 from __future__ import annotations
 
@@ -10,60 +10,9 @@ import click
 from kvtop.cli.asked import console_options, metrics_address
 from kvtop.cli.file import Command, with_look
 from kvtop.cli.options import CONFIG_OPTION, LOG_OPTION, LOOK_OPTIONS, with_options
-from kvtop.cli.values import SECONDS, SPEED, WORD, one_of, whole
+from kvtop.cli.values import SECONDS, WORD, whole
 from kvtop.ctl import CtlGroup, aim
 from kvtop.errors import UserError
-
-
-@click.command("replay", cls=Command)
-@click.argument("files", metavar="FILE", nargs=-1, required=True)
-@click.option("--at", type=whole(0, 2**63 - 1), metavar="STEP", help="Begin there, or print that step (the last one).")
-@click.option("--speed", type=SPEED, metavar="X|max", default="1", help="Virtual seconds a real second (1).")
-@click.option("--report", "as_text", is_flag=True, help="Print the report as of a step instead of the screen.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the screen.")
-@click.option(
-    "--export", "form", type=one_of("svg", "html"), help="Print a picture of a step, or a page with its report."
-)
-@click.option("--diff", "is_diff", is_flag=True, help="Print the first step at which two recordings differ.")
-@click.option("--verify", "is_verify", is_flag=True, help="Run it again, and compare moment for moment.")
-@with_options(LOOK_OPTIONS)
-@CONFIG_OPTION
-@click.pass_context
-def replay_command(
-    ctx: click.Context,
-    /,
-    files: tuple[str, ...],
-    at: int | None,
-    speed: float | None,
-    as_text: bool,
-    as_json: bool,
-    form: str | None,
-    is_diff: bool,
-    is_verify: bool,
-    **_look: Any,
-) -> int:
-    """Open a recording in the console, to be played, stopped and wound back.
-
-    space stops and goes on, [ and ] go a second back and on, comma and full stop a moment; n and b go to the next and
-    the last preemption, eviction, fault or command, of the kind that i chooses.
-
-    Exit code 1: --diff or --verify found a difference.
-    """
-    if is_diff and is_verify:
-        raise UserError("--diff and --verify: one of the two, not both")
-    if len(files) != (2 if is_diff else 1):
-        raise UserError(f"FILE: {len(files)} given; --diff takes two, everything else one")
-    from kvtop import replay
-
-    if is_diff:
-        return replay.diff(files[0], files[1], as_json=as_json)
-    if is_verify:
-        return replay.verify(files[0], as_json=as_json)
-    if form is not None:
-        return replay.export(files[0], at=at, form=form)
-    if as_json or as_text:
-        return replay.tell(files[0], at=at, as_json=as_json)
-    return replay.show(files[0], console_options(with_look(ctx)), at=at, speed=speed)
 
 
 @click.command("attach", cls=Command)
@@ -90,8 +39,9 @@ def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bo
 
     TARGET is local:NAME, an engine that was published by that name, local for the only one there is, or
     http(s)://HOST:PORT, a server of vLLM, SGLang, llama.cpp, TensorRT-LLM, TGI, or a kvtop exporter, or
-    prometheus+http(s)://HOST:PORT, all engines that a Prometheus, Thanos, Mimir or VictoriaMetrics scrapes. Without it,
-    this machine is looked at: published engines, and the ports that engines usually take. Several are one table.
+    prometheus+http(s)://HOST:PORT, all engines that a Prometheus, Thanos, Mimir or VictoriaMetrics scrapes, or
+    recording:FILE. Without it, this machine is looked at: published engines, and the ports that engines usually take.
+    Several are one table.
     """
     from kvtop.targets import AttachOptions
 

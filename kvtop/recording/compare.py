@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -180,11 +181,13 @@ def _of_arrays(tier: str, left: BlockArrays | None, right: BlockArrays | None) -
         at = np.flatnonzero(ours != theirs)
         if len(at):
             first = int(at[0])
-            a, b = (
-                BlockState(int(v[first])).name.lower() if name == "state" else int(v[first]) for v in (ours, theirs)
-            )
+            a, b = (_value(name, int(values[first])) for values in (ours, theirs))
             number = f"{len(at)} blocks differ" if len(at) > 1 else "one block differs"
             yield f"{tier} pool, {_ARRAYS[name]}: {number}, the first is block {first}: {a} and {b}"
+
+
+def _value(name: str, value: int) -> str:
+    return BlockState(value).name.lower() if name == "state" else f"{value:016x}" if name == "hash64" else str(value)
 
 
 def _of_tables(left: Tables, right: Tables, names: dict[int, str]) -> Iterator[str]:
@@ -204,8 +207,7 @@ def _of_events(left: Sequence[Event], right: Sequence[Event]) -> Iterator[str]:
         return
     ours, theirs = ({event.number: event for event in events} for events in (left, right))
     begin = max((min(events) for events in (ours, theirs) if events), default=0)
-    if len(left) < _span(left) or len(right) < _span(right):
-        begin = max(begin, *(_after_gap(events) for events in (left, right)))
+    begin = max(begin, _after_gap(left), _after_gap(right))
     for number in sorted(ours.keys() | theirs.keys()):
         a, b = ours.get(number), theirs.get(number)
         if a != b and (number >= begin or not (ours and theirs)):
@@ -214,14 +216,9 @@ def _of_events(left: Sequence[Event], right: Sequence[Event]) -> Iterator[str]:
             return
 
 
-def _span(events: Sequence[Event]) -> int:
-    return events[-1].number - events[0].number + 1 if events else 0
-
-
 def _after_gap(events: Sequence[Event]) -> int:
     """Return the number of the event after the last gap."""
-    pairs = zip(events, events[1:], strict=False)
-    return max((b.number for a, b in pairs if b.number != a.number + 1), default=0)
+    return max((b.number for a, b in itertools.pairwise(events) if b.number != a.number + 1), default=0)
 
 
 def _blocks(ids: tuple[int, ...]) -> str:

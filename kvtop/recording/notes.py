@@ -63,7 +63,7 @@ def check_note(text: str) -> str:
     """
     kept = text.strip()
     if not kept or len(kept) > MAX_TEXT or not kept.isprintable():
-        raise UserError(f"--mark {text!r}: 1 to {MAX_TEXT} printable characters")
+        raise UserError(f"a mark's text: 1 to {MAX_TEXT} printable characters")
     return kept
 
 
@@ -153,9 +153,11 @@ def _append_beside(path: Path, notes: list[Note]) -> None:
         if not data:
             _write_whole(file, _BESIDE_START + _packed(notes, 0, b""), 0)
             return
+        if not data.startswith(_BESIDE_START):
+            raise OSError(errno.EINVAL, "it holds no marks")
         kept, trouble = read_notes(data[len(_BESIDE_START) :], 0)
-        if trouble is not None or not data.startswith(_BESIDE_START):
-            raise OSError(errno.EINVAL, trouble or "it holds no marks")
+        if trouble is not None:
+            raise OSError(errno.EINVAL, trouble)
         _write_whole(file, _packed(notes, len(kept), b""), len(data))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -187,6 +188,22 @@ class Recording:
                         return head.number
             index += way
         return None
+
+    def sample(self, first_step: int, last_step: int, at_most: int) -> list[int]:
+        """Return moments spread over a part of the run, its first and last among them.
+
+        Where there are enough of them, they are key frames, which need nothing else to be read.
+        """
+        with self._lock:
+            first, last = self.at(first_step), self.at(last_step)
+            keys = [key.number for key in self._records.keys if first < key.number < last]
+            if len(keys) < at_most // 2:
+                indexes = range(self._records.segment_of(first), self._records.segment_of(last) + 1)
+                heads = itertools.chain.from_iterable(self._records.entries(index) for index in indexes)
+                keys = [head.number for head in heads if _is_moment(head) and first < head.number < last]
+            left = max(0, at_most - 2)
+            picked = keys if len(keys) <= left else [keys[i * len(keys) // left] for i in range(left)]
+            return [first, *picked, *([last] if last > first else [])]
 
     # ---- marks and commands
 

@@ -1,7 +1,7 @@
 """RecordedSource and RecordedOperations: a recording as if it were an engine that can also be wound back.
 
 Time goes by the reader's clock: a reading shows the last moment that is due. Nothing runs in between, so a recording
-that nobody reads costs nothing. What was not recorded, such as block tables, is not known.
+that nobody reads costs nothing.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from allocator.commands import Pause, Resume, SetSpeed, Step, command_name
+from allocator.commands import Annotate, Pause, Resume, SetSpeed, Step, command_name
 from allocator.config import STEP_S
+from allocator.ids import IdArray
 from allocator.plans import Outcome, Plan
-from kvtop.errors import SourceError
-from kvtop.model.observation import Focus, Observation
+from kvtop.errors import KvtopError, SourceError
+from kvtop.model.observation import BlockHolders, Focus, Observation
+from kvtop.recording.frames import Note
 from kvtop.recording.framing import Mark, RecordingError
-from kvtop.recording.reader import Recording
+from kvtop.recording.notes import check_note
+from kvtop.recording.reader import Moment, Recording
+from kvtop.recording.tables import holders_of, table_of
 from kvtop.serving_commands import AnyCommand
 
 _READ_ONLY: Final = "a recording takes no commands"
@@ -38,6 +43,7 @@ class RecordedSource:
         speed: Virtual seconds a real second; ``None`` is as fast as it can be read.
         paused: Stand still until told otherwise.
         clock: Monotonic seconds.
+        now: Seconds since 1970.
     """
 
     def __init__(
@@ -48,13 +54,14 @@ class RecordedSource:
         speed: float | None = 1.0,
         paused: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.name = name
         self.recording = recording
         self.missing: Mapping[str, str] = {"operations": _READ_ONLY}
         self._speed = speed
         self._paused = paused
-        self._clock = clock
+        self._clock, self._now = clock, now
         self._lock = threading.Lock()
         self._number = recording.first
         self._is_closed = False
@@ -84,7 +91,31 @@ class RecordedSource:
                 events=events,
                 notes=(*moment.snapshot.notes, *self._notes()),
             )
-            return Observation(snapshot, moment.device, moment.host)
+            victims = None if moment.victims is None else moment.victims[: focus.num_victims]
+            return Observation(
+                snapshot,
+                moment.device,
+                moment.host,
+                _table(moment, focus.seq_id),
+                _holders(moment, focus.block_id),
+                victims if focus.num_victims else None,
+            )
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The marks that were set in it, in order of steps."""
+        return self.recording.notes
+
+    def mark(self, text: str) -> tuple[int, Path]:
+        """Set a mark at the moment shown; return its step, and the file that keeps it.
+
+        Raises:
+            KvtopError: The text cannot be a mark's, or it cannot be kept.
+        """
+        with self._lock:
+            self._check_open()
+            note = Note(self.step, check_note(text), self._now())
+            return note.step, self.recording.add_notes([note])
 
     def close(self) -> None:
         """Close the recording. Safe to call twice."""
@@ -211,6 +242,8 @@ class RecordedOperations:
         """Return what ``command`` would do; see ``Operations``."""
         if isinstance(command, Pause | Resume | Step | SetSpeed):
             return Plan(summary=f"{command_name(command)} the recording")
+        if isinstance(command, Annotate):
+            return Plan(summary=f"mark step {self._source.step:,}: {command.text}")
         return Plan(summary=command_name(command), refusal=_READ_ONLY)
 
     def apply(self, command: AnyCommand, timeout_s: float = 60.0) -> Outcome:
@@ -227,4 +260,25 @@ class RecordedOperations:
             case SetSpeed(speed):
                 self._source.set_speed(speed)
                 return Outcome(ok=True, message="speed max" if speed is None else f"speed {speed:g}")
+            case Annotate(text):
+                try:
+                    step, path = self._source.mark(text)
+                except KvtopError as error:
+                    return Outcome(ok=False, message=str(error))
+                where = "" if str(path) == self._source.recording.name else f", kept in {path}"
+                return Outcome(ok=True, message=f"marked step {step:,}: {text.strip()}{where}")
         return Outcome(ok=False, message=f"{command_name(command)}: {_READ_ONLY}")
+
+
+def _table(moment: Moment, seq_id: int | None) -> IdArray | None:
+    rows = (row.row for row in moment.snapshot.sequences if row.seq_id == seq_id)
+    row = next(rows, None)
+    return None if row is None else table_of(moment.tables, row)
+
+
+def _holders(moment: Moment, block_id: int | None) -> BlockHolders | None:
+    if block_id is None or not 0 <= block_id < moment.device.num_blocks:
+        return None
+    sequences = {row.row: row.seq_id for row in moment.snapshot.sequences}
+    pairs, total = holders_of(moment.tables, block_id)
+    return BlockHolders(block_id, tuple((sequences[row], at) for row, at in pairs if row in sequences), total)

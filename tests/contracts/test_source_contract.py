@@ -121,7 +121,7 @@ def recorded(options: EngineOptions) -> Iterator[Harness]:
 
     def fail() -> None:
         damaged = io.BytesIO(bytes(len(data)))
-        source.recording._file, source.recording._state = damaged, None
+        source.recording._records._file, source.recording._state = damaged, None
 
     yield Harness(source, fail)
     source.close()

@@ -38,7 +38,7 @@ def record(
     """Return the recording of a short run; ``commands`` are applied when their step is reached."""
     file = KeptBytes()
     engine, _ = build_engine(options)
-    writer = RecordingWriter(file, RecordingHeader("test", options, every), key_every=key_every)
+    writer = RecordingWriter(file, RecordingHeader("test", options, every, has_victims=True), key_every=key_every)
     recorded = RecordedEngine(engine, writer, every)
     try:
         for step in sorted({*(commands or {}), steps}):
@@ -64,4 +64,5 @@ def values(arrays: BlockArrays | None) -> tuple[bytes, ...] | None:
 def told(moment: Moment) -> tuple[Any, ...]:
     """Return all that a moment tells, as one comparable value."""
     snapshot = msgspec.msgpack.encode(moment.snapshot)
-    return moment.number, snapshot, values(moment.device), values(moment.host), moment.stalled
+    tables = tuple(part.tolist() for part in moment.tables)
+    return moment.number, snapshot, values(moment.device), values(moment.host), moment.stalled, tables, moment.victims

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from recorded_runs import SMALL, KeptBytes, opened, record, told, values
 
-from allocator.commands import EvictCached, Preempt, Resize
+from allocator.commands import Annotate, EvictCached, Preempt, Resize
 from allocator.snapshot import Snapshot
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import UserError
-from kvtop.recording.frames import RecordedCommand, RecordingHeader
+from kvtop.recording.frames import Note, RecordedCommand, RecordingHeader
 from kvtop.recording.framing import FOOTER, FORMAT_VERSION, HEAD_BYTES, MAGIC, START_BYTES, Kind, Mark, RecordingError
 from kvtop.recording.reader import Moment, Recording
 from kvtop.recording.writer import RecordedEngine, RecordingWriter, RecordOrder, default_every, record_engine
@@ -40,7 +40,8 @@ def test_every_moment_is_what_the_engine_showed() -> None:
     for _ in range(60):
         snapshot = engine.snapshot(phase="running", speed=None, steps_per_s=None, next_event=next_event)
         next_event = snapshot.events[-1].number + 1 if snapshot.events else next_event
-        seen.append((untimed(snapshot), values(engine.arrays("device")), values(engine.arrays("host"))))
+        tables = tuple(part.tolist() for part in engine.tables())
+        seen.append((untimed(snapshot), values(engine.arrays("device")), values(engine.arrays("host")), tables))
         recorded.advance(1)
     recorded.close()
     recording = opened(file.content)
@@ -49,7 +50,8 @@ def test_every_moment_is_what_the_engine_showed() -> None:
     order = [*range(60), *random.Random(1).choices(range(60), k=30)]
     for step in order:
         moment = recording.moment(recording.at(step))
-        assert (untimed(moment.snapshot), values(moment.device), values(moment.host)) == seen[step]
+        tables = tuple(part.tolist() for part in moment.tables)
+        assert (untimed(moment.snapshot), values(moment.device), values(moment.host), tables) == seen[step]
 
 
 def test_moments_are_at_multiples_of_their_interval_and_at_the_end() -> None:
@@ -125,7 +127,29 @@ def test_without_its_index_a_recording_reads_the_same() -> None:
 def small() -> bytes:
     """A recording with key frames, changes, a command and an index, as small as that gets."""
     options = EngineOptions(num_blocks=24, num_swap_blocks=4, geometry="none", speed=None, seed=3)
-    return record(20, options=options, every=5, key_every=3, commands={10: EvictCached(None)})
+    return record(
+        20, options=options, every=5, key_every=3, commands={10: EvictCached(None), 13: Annotate("after the eviction")}
+    )
+
+
+@pytest.fixture(scope="module")
+def marked(small: bytes, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The same with two marks that were set afterwards."""
+    path = tmp_path_factory.mktemp("marked") / "run.kvrec"
+    path.write_bytes(small)
+    recording = Recording.open(path)
+    recording.add_notes([Note(5, "here", 1e9)])
+    recording.add_notes([Note(15, "and there", 2e9)])
+    recording.close()
+    return path.read_bytes()
+
+
+def notes_of(data: bytes) -> list[Note]:
+    """Return the marks that can be read of a damaged recording."""
+    try:
+        return list(opened(data).notes)
+    except RecordingError:
+        return []
 
 
 def readable(data: bytes) -> dict[int, tuple[object, ...]]:
@@ -146,7 +170,7 @@ def readable(data: bytes) -> dict[int, tuple[object, ...]]:
 def is_whole(data: bytes) -> bool:
     """Return whether all of a recording can be told in order."""
     try:
-        return [type(item) for item in opened(data).story()].count(RecordedCommand) == 1
+        return [type(item) for item in opened(data).story()].count(RecordedCommand) == 2
     except RecordingError:
         return False
 
@@ -171,6 +195,44 @@ def test_a_flipped_bit_anywhere_is_noticed(small: bytes) -> None:
         lost += found != whole or not is_whole(bytes(damaged))
     # The index may be lost: the heads tell the same.
     assert lost >= opened(small)._records.end
+
+
+def test_marks_are_appended_and_nothing_is_written_over(small: bytes, marked: bytes) -> None:
+    assert marked.startswith(small)
+    recording = opened(marked)
+    assert recording.damage is None
+    assert all_told(marked) == all_told(small)
+    assert [(note.step, note.text) for note in recording.notes] == [
+        (5, "here"),
+        (13, "after the eviction"),
+        (15, "and there"),
+    ]
+    assert [recording.marked(recording.at(step), Mark.NOTE, way) for step, way in ((0, 1), (5, 1), (20, -1))] == [
+        recording.at(5),
+        recording.at(13),
+        recording.at(15),
+    ]
+
+
+def test_marks_cut_off_or_damaged_anywhere_are_left_out_and_told(small: bytes, marked: bytes) -> None:
+    whole = list(opened(marked).notes)
+    for size in range(len(small), len(marked)):
+        found = opened(marked[:size])
+        assert found.header == opened(small).header
+        assert [note for note in whole if note in found.notes] == list(found.notes), size
+        is_between = size in (
+            len(small),
+            len(small) + (len(marked) - len(small) - 5) // 2,
+        )  # the second text is 5 longer
+        assert (found.damage is None) == is_between, size
+    rng, moments = random.Random(6), all_told(small)
+    for at in range(len(small) - 100, len(marked)):
+        damaged = bytearray(marked)
+        damaged[at] ^= 1 << rng.randrange(8)
+        assert all(note in whole for note in notes_of(bytes(damaged))), at
+        assert readable(bytes(damaged)).items() <= moments.items(), at
+        if at >= len(small):
+            assert opened(bytes(damaged)).damage is not None, at
 
 
 def test_bytes_that_are_lost_or_repeated_in_the_middle_are_noticed(small: bytes) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from published import ThreadedDaemon, own_directories
+from recorded_runs import record
 
 from allocator.commands import Pause
 from kvtop.cli import run
 from kvtop.errors import SourceError, UserError
-from kvtop.targets import READ_ONLY, TARGET_KINDS, open_target
+from kvtop.targets import READ_ONLY, TARGET_KINDS, AttachOptions, open_target
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,20 @@ def test_several_engines_are_listed() -> None:
 def test_every_kind_is_told_apart_by_its_prefix() -> None:
     prefixes = [prefix for kind in TARGET_KINDS for prefix in kind.prefixes]
     assert not any(a != b and a.startswith(b) for a in prefixes for b in prefixes)
+
+
+def test_a_recording_is_a_target(tmp_path: Path) -> None:
+    path = tmp_path / "run.kvrec"
+    path.write_bytes(record(100, every=10))
+    attachment = open_target(f"recording:{path}")
+    view = attachment.poll()
+    assert (view.error, view.source) == (None, "run.kvrec")
+    assert view.snapshot is not None
+    attachment.close()
+    with pytest.raises(UserError, match=r"missing\.kvrec: No such file"):
+        open_target("recording:missing.kvrec")
+    with pytest.raises(UserError, match="none is for a recording"):
+        open_target(f"recording:{path}", options=AttachOptions(insecure=True))
 
 
 def test_attach_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
