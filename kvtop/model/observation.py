@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from allocator.block_map import BlockArrays
 from allocator.snapshot import Snapshot
+from kvtop.model.mirror import MirrorReading
 from kvtop.model.remote import RemoteFacts
 
 #: Victims that one reading tells, at most.
@@ -70,6 +71,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteObservation:
-    """One reading of an engine over the network, which is not one of ours: no snapshot, no arrays."""
+    """One reading of an engine over the network, which is not one of ours: no snapshot, no arrays of its own.
+
+    Attributes:
+        facts: What it tells.
+        mirror: Its resident blocks as kvtop lays them out; ``None`` without cache events.
+    """
 
     facts: RemoteFacts
+    mirror: MirrorReading | None = None

@@ -7,12 +7,14 @@ from typing import Final
 
 from allocator.block_map import BlockArrays
 from allocator.events import Event
+from allocator.ids import Tier
 from allocator.metrics import plus, ratio, tier_numbers
 from allocator.snapshot import Snapshot
 from kvtop.model.history import LIMIT, History
+from kvtop.model.mirror import MirrorReading
 from kvtop.model.observation import Observation, RemoteObservation
 from kvtop.model.remote import FLEET, EngineRow, RemoteFacts, total, total_known, usage_of
-from kvtop.model.view import TierView, View
+from kvtop.model.view import MirrorView, TierView, View
 
 MAX_EVENTS: Final = 500
 #: Seconds between two points of the history.
@@ -30,7 +32,7 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
         now_s: Monotonic time of the reading.
     """
     if isinstance(observation, RemoteObservation):
-        return _reduce_remote(view, observation.facts, now_s)
+        return replace(_reduce_remote(view, observation.facts, now_s), mirror=_mirror(observation.mirror, view.mirror))
     snapshot = observation.snapshot
     device = _tier(observation.device, snapshot, view.device)
     host = _tier(observation.host, snapshot, view.host)
@@ -75,6 +77,8 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
         hit_ratio_window=_window_ratio(history),
         error=None,
         read_at_s=now_s,
+        remote=None,
+        mirror=None,
     )
 
 
@@ -95,6 +99,12 @@ def _reduce_remote(view: View, facts: RemoteFacts, now_s: float) -> View:
         view,
         generation=view.generation + 1,
         remote=facts,
+        snapshot=None,
+        device=None,
+        host=None,
+        focus_table=None,
+        focus_block=None,
+        events=(),
         history=history,
         hit_ratio=told[0] if len(told) == 1 else None if hits is None else ratio(hits, queries or 0),
         hit_ratio_window=_window_ratio(history),
@@ -144,6 +154,20 @@ def _tier(arrays: BlockArrays | None, snapshot: Snapshot, before: TierView | Non
     if before is not None and before.arrays is arrays:  # frozen, so that its numbers still hold
         return before
     return TierView(arrays, tier_numbers(arrays, snapshot.block_size, snapshot.slab_size))
+
+
+def _mirror(reading: MirrorReading | None, before: MirrorView | None) -> MirrorView | None:
+    if reading is None:
+        return None
+    tiers: dict[Tier, TierView] = {}
+    told: tuple[tuple[Tier, BlockArrays | None], ...] = (("device", reading.device), ("host", reading.host))
+    for tier, arrays in told:
+        known = before.tiers.get(tier) if before is not None else None
+        if known is not None and known.arrays is arrays:
+            tiers[tier] = known
+        elif arrays is not None and arrays.num_blocks:
+            tiers[tier] = TierView(arrays, tier_numbers(arrays, max(1, reading.block_size), arrays.num_blocks))
+    return MirrorView(reading, tiers)
 
 
 def _new_notes(view: View, snapshot: Snapshot) -> list[Event]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,9 +10,11 @@ from numpy.typing import NDArray
 
 from allocator.block_map import BlockArrays
 from allocator.events import Event
+from allocator.ids import Tier
 from allocator.metrics import TierNumbers
 from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model.history import History
+from kvtop.model.mirror import MirrorReading
 from kvtop.model.observation import BlockHolders
 from kvtop.model.remote import RemoteFacts
 
@@ -22,6 +25,19 @@ class TierView:
 
     arrays: BlockArrays
     numbers: TierNumbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MirrorView:
+    """A remote cache's resident blocks as kvtop lays them out.
+
+    Attributes:
+        reading: What is known.
+        tiers: Its maps. Their numbers count what is resident; nothing tells what is held.
+    """
+
+    reading: MirrorReading
+    tiers: Mapping[Tier, TierView]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +60,7 @@ class View:
             queries.
         error: Why the last reading failed; ``None`` when it did not.
         read_at_s: Monotonic time of the last good reading; ``None`` before the first.
+        mirror: For an engine over the network, the map that its cache events make; ``None`` without them.
     """
 
     source: str
@@ -61,6 +78,15 @@ class View:
     error: str | None = None
     read_at_s: float | None = None
     remote: RemoteFacts | None = None
+    mirror: MirrorView | None = None
+
+    @property
+    def maps(self) -> Mapping[Tier, TierView]:
+        """The maps there are to draw, the device first: the engine's own, or the mirror of one over the network."""
+        if self.mirror is not None:
+            return self.mirror.tiers
+        own: tuple[tuple[Tier, TierView | None], ...] = (("device", self.device), ("host", self.host))
+        return {tier: view for tier, view in own if view is not None}
 
 
 def is_attached(row: SequenceRow) -> bool:

@@ -17,6 +17,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from kvtop.attachment import Attachment
+from kvtop.model.mirror import PLACEMENT
 from kvtop.model.observation import MAX_VICTIMS
 from kvtop.model.view import View
 from kvtop.panels.beside import PANELS as ANY_ENGINE
@@ -33,6 +34,7 @@ from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import Header
 from kvtop.tui.widgets.inspector import Inspector, InspectorLine, owner_of
 from kvtop.tui.widgets.panes import EventLine, Events, Footer, TooSmall, Trends
+from kvtop.tui.widgets.prefixes import Prefixes
 from kvtop.tui.widgets.remote import RemotePane
 from kvtop.tui.widgets.sequences import Sequences
 from kvtop.tui.widgets.stage import Stage
@@ -101,6 +103,7 @@ class KvtopApp(Learning):
         )
         self.set_keymap(settings.table.keymap())
         self._note_until_s = 0.0
+        self._is_mirrored = False
         self._ascii = AsciiFilter() if self.look.ascii_only else None
 
     def get_line_filters(self) -> list[LineFilter]:
@@ -151,7 +154,10 @@ class KvtopApp(Learning):
         self._say_new_notes(view)
         self._follow(view)
         self.main.show(view, f"sequence {self.selected}" if self.selected is not None else "")
-        self._base.set_class(view.remote is not None, "-remote")
+        if view.mirror is None:
+            self._is_mirrored = False
+        self._base.set_class(view.remote is not None and not self._is_mirrored, "-remote")
+        self._base.set_class(self._is_mirrored, "-mirror")
         self._show_header()  # of the same reading as the map's title, which tells some of its numbers again
         if everything or view.error is not None:
             self._panes_at_s = self.clock()
@@ -171,6 +177,7 @@ class KvtopApp(Learning):
         for events in base.query(Events):
             events.show(view)
         base.query_one(RemotePane).show(view)
+        base.query_one(Prefixes).show(view)
         base.query_one(Trends).show(view)
         base.query_one(Stage).show(view, self.asked)
         base.query_one(EventLine).show(view)
@@ -214,10 +221,10 @@ class KvtopApp(Learning):
     def _look_at(self) -> None:
         self._poll_now.set()
         if self.attachment is not None:
-            block = self.main.under
+            block, is_map = self.main.under, self.view.remote is None
             self.attachment.look_at(
                 seq_id=self.selected,
-                block_id=block.block_id if block.tier == "device" else None,
+                block_id=block.block_id if block.tier == "device" and (is_map or self._is_mirrored) else None,
                 num_victims=MAX_VICTIMS if self.panel == "prefix" else 0,
             )
 
@@ -239,7 +246,7 @@ class KvtopApp(Learning):
         self.push_screen(AdviceScreen(self.look, self.view))
 
     def action_move(self, way: str) -> None:
-        if self.view.remote is not None and self.panel == "map":
+        if self.view.remote is not None and self.panel == "map" and not self._is_mirrored:
             self._base.query_one(RemotePane).move(way)
             return
         focused = self.focused
@@ -251,7 +258,8 @@ class KvtopApp(Learning):
 
     def action_select(self) -> None:
         if self.view.remote is not None and self.panel == "map":
-            self._open_server(self._base.query_one(RemotePane).target)
+            if not self._is_mirrored:
+                self._open_server(self._base.query_one(RemotePane).target)
             return
         if isinstance(self.focused, Sequences):
             if self.focused.cursor is not None:
@@ -267,9 +275,23 @@ class KvtopApp(Learning):
 
     def action_show(self, what: str) -> None:
         if self.view.remote is None or what in ("map", *ANY_ENGINE):
+            if what == "map" and self.panel == "map":
+                self._turn_mirror()
             super().action_show(what)
         else:
             self.say(f"{what}: {self._missing(what)}")
+
+    def _turn_mirror(self) -> None:
+        """Show the mirror that cache events make instead of the engines, or the engines again."""
+        if self.view.mirror is not None:
+            self._is_mirrored = not self._is_mirrored
+            if self.main.mode == "references":  # which events do not tell
+                self.main.set_mode("owner")
+            key = self.look.key("show('map')")
+            self.say(f"the mirror: {PLACEMENT}; {key} goes back" if self._is_mirrored else "the engines")
+            self._look_at()
+        elif self.view.remote is not None:
+            self.say("a mirror needs the engine's cache events")
 
     def _open_server(self, target: str | None) -> None:
         """Show one server of a fleet, or all of them again."""
@@ -284,7 +306,11 @@ class KvtopApp(Learning):
                 self.say(f"{target}: nothing is known of it", "bad")
 
     def action_deselect(self) -> None:
-        if self.view.remote is not None and self.panel == "map":
+        if self._is_mirrored and self.panel == "map" and self.main.marked is None:
+            self._turn_mirror()
+            self._show(everything=True)
+            return
+        if self.view.remote is not None and self.panel == "map" and not self._is_mirrored:
             self._open_server(None)
             return
         if self._shrink():

@@ -15,6 +15,7 @@ from kvtop.tui.widgets.header import Header
 from kvtop.tui.widgets.inspector import Inspector, InspectorLine
 from kvtop.tui.widgets.lesson import LessonPane
 from kvtop.tui.widgets.panes import MIN_HEIGHT, MIN_WIDTH, EventLine, Events, Footer, TooSmall, Trends
+from kvtop.tui.widgets.prefixes import Prefixes
 from kvtop.tui.widgets.remote import RemotePane
 from kvtop.tui.widgets.sequences import Sequences
 from kvtop.tui.widgets.stage import Stage, Tabs
@@ -51,6 +52,9 @@ BlockMap { height: 1fr; }
 .-lesson InspectorLine { display: block !important; }
 .-wide #lesson { width: 50; }
 .-huge #lesson { width: 64; }
+#prefixes { display: none; height: 1fr; }
+.-mirror #prefixes { display: block; }
+.-mirror #sequences, .-mirror #events { display: none; }
 TooSmall { display: none; height: 1fr; }
 .-wide #right, .-huge #right { display: block; }
 .-huge #right { width: 42%; }
@@ -99,6 +103,7 @@ def panes(look: Look, refusal: Callable[[Action], str | None]) -> ComposeResult:
         with Vertical(id="right"):
             yield Inspector(look, id="inspector")
             yield Sequences(look, id="sequences")
+            yield Prefixes(look, id="prefixes")
         yield Stage(look, id="stage")
         yield LessonPane(look, id="lesson")
     with Horizontal(id="bottom"):

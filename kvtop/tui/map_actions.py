@@ -72,7 +72,7 @@ class MapActions(App[None]):
 
     def action_go_to_block(self) -> None:
         tier = self.main.cursor.tier
-        shown = self.view.device if tier == "device" else self.view.host
+        shown = self.view.maps.get(tier)
         if shown is None:
             self.say("there is no map yet")
             return

@@ -13,6 +13,7 @@ from allocator.config import STEP_S
 from allocator.ids import BlockFlag, BlockState
 from allocator.metrics import allocatable_mask, find_runs
 from allocator.snapshot import Snapshot
+from kvtop.model.mirror import MirrorReading
 from kvtop.tui import cells
 from kvtop.tui.themes import NUM_LEVELS, NUM_OWNER_COLOURS
 
@@ -53,6 +54,11 @@ def facts_of(snapshot: Snapshot) -> Facts:
     rows = {row.row: row.seq_id for row in snapshot.sequences if row.row is not None}
     slots = [0, *(owner_slot(rows.get(row, row)) for row in range(max(rows, default=-1) + 1))]
     return Facts(snapshot.step, snapshot.block_size, snapshot.slab_size, np.array(slots, np.uint8))
+
+
+def facts_of_mirror(mirror: MirrorReading) -> Facts:
+    """Return what a mirror says; its owners are coloured by their number."""
+    return Facts(mirror.step, max(1, mirror.block_size), 1, np.zeros(1, np.uint8))
 
 
 def owner_slot(seq_id: int) -> int:
@@ -96,7 +102,7 @@ def shades(mode: Mode, arrays: BlockArrays, facts: Facts) -> Shades:
             rows = arrays.owner.astype(np.int64) + 1
             known = (rows > 0) & (rows < len(facts.slots))
             shade = np.where(known, facts.slots[np.where(known, rows, 0)], rows % NUM_OWNER_COLOURS)
-            return Shades(shade.astype(np.uint8), held & (rows > 0))
+            return Shades(shade.astype(np.uint8), kept & (rows > 0))
         case "age":
             steps = np.maximum(0, facts.step - arrays.last_used.astype(np.int64))
             levels = 1 + np.searchsorted(AGE_STEPS, steps, side="left")

@@ -137,7 +137,7 @@ class Watching(WindActions):
                 return
             # A slow terminal is sent fewer frames, rather than a queue of them.
             self._drawn.wait(1.0)
-            facts = (view.snapshot.step if view.snapshot else None, view.device)
+            facts = (view.snapshot.step if view.snapshot else None, view.maps.get("device"))
             unchanged = unchanged + 1 if facts == seen else 0
             seen = facts
             hz = self._refresh_hz

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from event_samples import payload, stored
 from tui_fakes import console
 
 from kvtop.model.observation import RemoteObservation
 from kvtop.model.remote import FLEET, EngineRow, EventFacts, PrefixLine, RemoteFacts
 from kvtop.sources.remote.capabilities import capabilities_of
 from kvtop.sources.remote.fleet import Fleet
+from kvtop.sources.remote.kv_events import decode
+from kvtop.sources.remote.residency import Residency
 from kvtop.sources.scripted import ScriptedSource
 
 MISSING = {"operations": "read only: a test", "sequences": "not offered by this engine"}
@@ -167,3 +170,63 @@ async def test_a_fleet_is_filtered_and_turned_round() -> None:
         assert "c:1" not in c.text_of("#remote")
         await c.press("slash", *["backspace"] * 6, *"none such", "enter", "down", "enter")
         assert "0 of 3" in c.text_of("#remote")
+
+
+def mirrored(state: str = "complete") -> RemoteObservation:
+    residency = Residency()
+    residency.apply(decode(payload(stored([0xABC, 2, 3]), stored([4], 2), stored([5], medium="CPU"), time_s=3.0)), 0)
+    reading = residency.mirror({0: 64}, state)
+    reading = replace(reading, block=residency.block_at("device", 1, reading.places))
+    events = EventFacts(state, residency.by_medium(), residency.distinct, residency.prefixes(), batches=1, stored=5)
+    return RemoteObservation(facts(events=events), reading)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
+async def test_cache_events_drive_a_map_whose_placement_is_ours(size: tuple[int, int]) -> None:
+    engine = ScriptedSource([mirrored("joined late: partial")], name="h:1", missing=MISSING)
+    async with console(source=engine, size=size) as c:
+        assert "shows the mirror" in c.text_of("#remote")
+        assert not c.app.main.display
+        await c.press("1")
+        await c.poll()
+        assert c.app.main.display
+        assert not c.app._base.query_one("#remote").display
+        assert "placement is kvtop's, not the engine's" in c.screen_text()
+        assert c.app.main.mode == "owner"
+        assert "Mirror GPU" in c.screen_text()
+        assert "Mirror CPU" in c.screen_text()
+        assert "events do not tell" not in c.text_of("Header")
+        await c.press("right")
+        assert engine.asked[-1].block_id is not None
+        await c.poll()
+        assert "0000000000000002" in c.screen_text()
+        if size[0] > 80:
+            inspector = c.text_of("Inspector")
+            assert "parent    0000000000000abc" in inspector
+            assert "depth     2, 2 follow it" in inspector
+            assert "4/4" in inspector
+            assert "not told by events" in inspector
+            assert "joined late: partial" in c.text_of("#prefixes")
+            assert "4 of 64 copies" in c.text_of("#prefixes")
+        await c.press("end")
+        await c.poll()
+        assert "nothing told" in c.screen_text()
+        for _ in range(5):  # every colour mode can be drawn of it
+            await c.press("c")
+            await c.poll()
+        await c.press("escape")
+        assert not c.app.main.display
+        assert "What this engine offers" in c.screen_text()
+
+
+async def test_a_mirror_needs_events_and_goes_with_them() -> None:
+    plain = RemoteObservation(facts())
+    async with console(source=ScriptedSource([plain, mirrored(), plain], name="h:1", missing=MISSING)) as c:
+        await c.press("1")
+        assert "a mirror needs the engine's cache events" in c.note()
+        await c.poll()
+        await c.press("1")
+        assert c.app.main.display
+        await c.poll()
+        assert not c.app.main.display
+        assert c.app._base.query_one("#remote").display

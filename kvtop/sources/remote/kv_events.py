@@ -41,6 +41,7 @@ class Stored:
         is_chain: Whether each block follows the one before it: otherwise nothing is known of what precedes them.
         block_size: Tokens a block; 0 when not told.
         medium, group: Where they are.
+        num_tokens: Tokens in a chain's blocks together; 0 when not told. The last may have fewer than the others.
     """
 
     hashes: tuple[int, ...]
@@ -49,6 +50,7 @@ class Stored:
     block_size: int
     medium: str
     group: int
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         size or 0,
         _medium(fields),
         _group(fields),
+        num_tokens if is_chain else 0,
     )
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from allocator.block_map import BlockArrays
+from allocator.config import STEP_S
+from allocator.ids import Tier
+from kvtop.model.mirror import MirrorBlock, MirrorPlace, MirrorReading
 from kvtop.model.remote import PrefixLine
 from kvtop.sources.remote.kv_events import Batch, Cleared, Removed, Stored
+from kvtop.sources.remote.placement import Medium, Region, arrays_of, places_of
 
 #: Resident blocks kept at most: events are somebody's word, and memory is ours.
 MAX_BLOCKS: Final = 4_000_000
 #: Prefixes told, and resident blocks above which they are no longer worked out.
 MAX_PREFIXES: Final = 32
 MAX_TREE: Final = 200_000
+#: Resident blocks above which those that follow one block are no longer counted.
+MAX_COUNTED: Final = 50_000
 
 #: Rank, medium, group.
 Place = tuple[int, str, int]
@@ -26,6 +34,7 @@ class _Block:
     is_rooted: bool
     since_s: float
     stores: int
+    places: list[int]
 
 
 class Residency:
@@ -35,21 +44,30 @@ class Residency:
         stored, removed, cleared: Block copies stored and removed, and clears.
         drift: Removals of blocks that were not known to be there.
         is_full: Whether blocks were left out on account of ``MAX_BLOCKS``.
-        latest_s: Time of the newest batch, by the engine's clock.
+        earliest_s, latest_s: Times of the first and the newest batch, by the engine's clock.
+        version: Changes whenever something is stored, removed or forgotten.
+        block_size: Tokens a block, as last told; 0 when not told.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.stored = self.removed = self.cleared = self.drift = 0
         self.is_full = False
+        self.earliest_s: float | None = None
         self.latest_s: float | None = None
+        self.version = self.block_size = 0
         self._max_blocks = max_blocks
         self._places: defaultdict[Place, dict[int, _Block]] = defaultdict(dict)
+        self._regions: defaultdict[Medium, Region] = defaultdict(Region)
+        self._owners = 0
         self._size = 0
         self._lives = 0
         self._life_s = 0.0
 
     def apply(self, batch: Batch, rank: int) -> None:
         """Take over one batch of a rank."""
+        self.version += 1
+        if self.earliest_s is None:
+            self.earliest_s = batch.time_s
         self.latest_s = batch.time_s if self.latest_s is None else max(self.latest_s, batch.time_s)
         for event in batch.events:
             if isinstance(event, Stored):
@@ -64,6 +82,8 @@ class Residency:
         """Drop all blocks of a rank, in all its mediums."""
         for place in [place for place in self._places if place[0] == rank]:
             self._size -= len(self._places.pop(place))
+            self._regions.pop(place[:2], None)
+        self.version += 1
         if not self._size:
             self.is_full = False
 
@@ -137,31 +157,49 @@ class Residency:
         if not event.hashes:
             return
         blocks = self._places[rank, event.medium, event.group]
+        region = self._regions[rank, event.medium]
         before, is_first = event.parent, event.parent is None and event.is_chain
+        owner, tokens = self._owner_behind(blocks, region, before, time_s), event.block_size if event.is_chain else 0
+        if event.block_size:
+            self.block_size = event.block_size
         for h in event.hashes:
             self.stored += 1
             block = blocks.get(h)
-            if block is not None:
-                block.copies += 1
-                block.stores += 1
-                if event.is_chain and block.parent is None and not block.is_rooted:
-                    block.parent, block.is_rooted = before, is_first
-            elif self._size < self._max_blocks:
+            if block is None:
+                if self._size >= self._max_blocks:
+                    self.is_full = True
+                    before, is_first = h, False
+                    continue
                 self._size += 1
-                blocks[h] = _Block(1, before if event.is_chain else None, is_first, time_s, 1)
-            else:
-                self.is_full = True
+                block = blocks[h] = _Block(0, before if event.is_chain else None, is_first, time_s, 0, [])
+            elif event.is_chain and block.parent is None and not block.is_rooted:
+                block.parent, block.is_rooted = before, is_first
+            block.copies += 1
+            block.stores += 1
+            block.places.append(region.place(h, event.group, owner, tokens, time_s))
             before, is_first = h, False
+
+    def _owner_behind(self, blocks: dict[int, _Block], region: Region, parent: int | None, time_s: float) -> int:
+        """Return the number of the beginning that what follows ``parent`` descends from; a new one without it."""
+        block = blocks.get(parent) if parent is not None else None
+        if block is not None:
+            for at in block.places:
+                region.last_s[at] = time_s
+            return region.owners[block.places[0]]
+        self._owners += 1
+        return self._owners
 
     def _remove(self, event: Removed, rank: int, time_s: float) -> None:
         blocks = self._places.get((rank, event.medium, event.group), {})
+        region = self._regions.get((rank, event.medium))
         for h in event.hashes:
             self.removed += 1
             block = blocks.get(h)
-            if block is None:
+            if block is None or region is None:
                 self.drift += 1
                 continue
             block.copies -= 1
+            region.leave(block.places.pop())
             if not block.copies:
                 del blocks[h]
                 self._size -= 1
@@ -169,3 +207,67 @@ class Residency:
                 self._life_s += max(0.0, time_s - block.since_s)
         if not blocks:
             self._places.pop((rank, event.medium, event.group), None)
+
+    # -- the mirror ----------------------------------------------------------------------------------
+
+    def mirror(self, sizes: Mapping[int, int], state: str, before: MirrorReading | None = None) -> MirrorReading:
+        """Return the resident blocks as a map.
+
+        Args:
+            sizes: Blocks of the device by rank, where the engine tells it.
+            state: Whether that is all.
+            before: The last reading: its arrays are used again if nothing has changed.
+        """
+        places = places_of(self._regions, sizes)
+        if before is not None and before.version == self.version and before.places == places:
+            return replace(before, state=state, block=None)
+        base_s = self.earliest_s or 0.0
+        device = arrays_of("device", places, self._regions, base_s)
+        return MirrorReading(
+            self.version,
+            BlockArrays.empty(0) if device is None else device,
+            arrays_of("host", places, self._regions, base_s),
+            places,
+            self.block_size,
+            max(0, int(((self.latest_s or base_s) - base_s) / STEP_S)),
+            state,
+        )
+
+    def block_at(self, tier: Tier, block_id: int, places: Sequence[MirrorPlace]) -> MirrorBlock | None:
+        """Return what is known of the block that is drawn at ``block_id``; ``None`` if there is none."""
+        place = next((p for p in places if p.tier == tier and p.first <= block_id < p.first + p.size), None)
+        region = None if place is None else self._regions.get((place.rank, place.medium))
+        at = block_id - place.first if place is not None else 0
+        if place is None or region is None or not region.is_taken(at):
+            return None
+        h, group = region.hashes[at], region.groups[at]
+        blocks = self._places[place.rank, place.medium, group]
+        block, now_s = blocks[h], self.latest_s or 0.0
+        here = (place.rank, place.medium)
+        groups = sorted(key[2] for key, found in self._places.items() if key[:2] == here and h in found)
+        return MirrorBlock(
+            tier,
+            block_id,
+            h,
+            block.parent,
+            block.is_rooted,
+            _depth(blocks, h),
+            region.tokens(at) or None,
+            block.copies,
+            tuple(groups),
+            sum(1 for other in blocks.values() if other.parent == h) if len(blocks) <= MAX_COUNTED else None,
+            block.stores,
+            max(0.0, now_s - block.since_s),
+            max(0.0, now_s - region.last_s[at]),
+        )
+
+
+def _depth(blocks: Mapping[int, _Block], h: int) -> int | None:
+    """Return the blocks from the first one to this one; ``None`` when its beginning is not there, or if it has none."""
+    depth = 1
+    while not blocks[h].is_rooted:
+        parent = blocks[h].parent
+        if parent is None or parent not in blocks or depth > len(blocks):
+            return None
+        h, depth = parent, depth + 1
+    return depth

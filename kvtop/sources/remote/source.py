@@ -67,7 +67,7 @@ class RemoteSource:
         self._is_started = False
 
     def read(self, focus: Focus, timeout_s: float) -> RemoteObservation:
-        """Return the newest facts. The focus is of no use: there are no blocks and no sequences.
+        """Return the newest facts, and with cache events their mirror, of which a block may be asked for.
 
         Raises:
             SourceError: The last reading failed, or there was none within ``timeout_s``.
@@ -75,7 +75,11 @@ class RemoteSource:
         if not self._is_started:
             self._is_started = True
             self._poller.start()
-        return RemoteObservation(self._poller.newest(timeout_s))
+        facts, subscriber = self._poller.newest(timeout_s), self._subscriber
+        if subscriber is None:
+            return RemoteObservation(facts)
+        sizes = {int(row.engine): row.total_blocks for row in facts.rows if row.total_blocks and row.engine.isdecimal()}
+        return RemoteObservation(facts, subscriber.mirror(sizes, focus.block_id))
 
     def close(self) -> None:
         """Stop reading. Safe to call twice."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvtop.errors import UserError
+from kvtop.model.mirror import MirrorReading
 from kvtop.model.remote import EventFacts, PrefixLine
 from kvtop.sources.remote.feed import END, BadFraming, Feed, unframe
 from kvtop.sources.remote.probe import EventEndpoint
@@ -59,6 +60,7 @@ class Subscriber:
         self._stop = threading.Event()
         self._restarted = threading.Event()
         self._facts = EventFacts("no events yet")
+        self._mirror: MirrorReading | None = None
         self._turns_behind = 0
         self._lines: tuple[PrefixLine, ...] = ()
         self._prefixes_due_s = 0.0
@@ -92,14 +94,12 @@ class Subscriber:
             return self._facts
         try:
             residency, feeds = self._residency, [feed for _, feed in self._feeds]
-            batches = sum(feed.batches for feed in feeds)
-            state = _state(feeds, residency, batches)
             self._facts = EventFacts(
-                state="falling behind: partial" if self._turns_behind > _BEHIND_TURNS else state,
+                state=self._state(),
                 resident=residency.by_medium(),
                 distinct=residency.distinct,
                 prefixes=self._prefixes(),
-                batches=batches,
+                batches=sum(feed.batches for feed in feeds),
                 stored=residency.stored,
                 removed=residency.removed,
                 cleared=residency.cleared,
@@ -123,6 +123,32 @@ class Subscriber:
             now_s = time.monotonic()
             self._prefixes_due_s = now_s + (now_s - began_s) / _PREFIX_SHARE
         return self._lines
+
+    def mirror(self, sizes: Mapping[int, int], block_id: int | None) -> MirrorReading | None:
+        """Return the resident blocks as a map; ``None`` before the first event.
+
+        Args:
+            sizes: Blocks of the device by rank, where the engine tells it.
+            block_id: A device block of the map of which more is wanted.
+        """
+        if not self._lock.acquire(timeout=_PATIENCE_S):  # the thread is in a replay: the last map stands
+            return self._mirror
+        try:
+            if self._residency.latest_s is None:
+                return None
+            made = self._residency.mirror(sizes, self._state(), self._mirror)
+            if block_id is not None:
+                made = replace(made, block=self._residency.block_at("device", block_id, made.places))
+            self._mirror = made
+            return made
+        finally:
+            self._lock.release()
+
+    def _state(self) -> str:
+        if self._turns_behind > _BEHIND_TURNS:
+            return "falling behind: partial"
+        feeds = [feed for _, feed in self._feeds]
+        return _state(feeds, self._residency, sum(feed.batches for feed in feeds))
 
     def copies(self) -> dict[tuple[int, str, int, int], int]:
         """Return the resident blocks; see ``Residency.copies``."""

@@ -17,13 +17,14 @@ from textual.strip import Strip
 from allocator.ids import Tier
 from allocator.snapshot import Snapshot
 from kvtop.model import format as fmt
+from kvtop.model.mirror import PLACEMENT, MirrorReading
 from kvtop.model.view import TierView, View
 from kvtop.tui import cells, shades
 from kvtop.tui.changes import Changes, Watch, have_moved
 from kvtop.tui.look import Look
 from kvtop.tui.paint import CURSOR, GLYPH_SHIFT, HERE, Painter
 from kvtop.tui.widgets.legend import legend
-from kvtop.tui.widgets.lines import Moving, line, rule
+from kvtop.tui.widgets.lines import Moving, line, printable, rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class BlockMap(Moving, can_focus=True):
         self.marked: BlockRef | None = None
         self._painter = Painter(look)
         self._snapshot: Snapshot | None = None
+        self._mirror: MirrorReading | None = None
         self._shades: dict[Tier, shades.Shades] = {}
         self._changes: dict[Tier, Changes] = {"device": Changes(), "host": Changes()}
         self._now_s = 0.0
@@ -98,11 +100,7 @@ class BlockMap(Moving, can_focus=True):
 
     def show(self, view: View, chosen: str = "") -> None:
         """Draw a view; ``chosen`` names the selected sequence, whose blocks are ``view.focus_table``."""
-        tiers: dict[Tier, TierView] = {}
-        if view.device is not None:
-            tiers["device"] = view.device
-        if view.host is not None:
-            tiers["host"] = view.host
+        tiers = dict(view.maps)
         for tier in ("device", "host"):
             if tiers.get(tier) is not self._tiers.get(tier):
                 self._groups.pop(tier, None)
@@ -116,6 +114,16 @@ class BlockMap(Moving, can_focus=True):
         self.redraw()
 
     def _note_changes(self, view: View) -> None:
+        mirror = view.mirror.reading if view.mirror else None
+        if mirror is not None and view.read_at_s is not None:
+            if self._mirror is None or self._mirror.step != mirror.step:
+                self._shades.clear()
+            self._now_s = view.read_at_s
+            for tier, shown in self._tiers.items():
+                self._changes[tier].note(shown.arrays, self._now_s, marks=self.watching == "all")
+        if (self._mirror is None) != (mirror is None):
+            self._forget_cells()
+        self._mirror = mirror
         if view.snapshot is None or view.read_at_s is None:
             return
         self._now_s = view.read_at_s
@@ -262,7 +270,8 @@ class BlockMap(Moving, can_focus=True):
         tiers = tuple(self._tiers.values())
         flashing = sum(len(changes.marked(self._now_s)) for changes in self._changes.values())
         table = None if self._table is None else self._table.tobytes()
-        step = self._snapshot.step if self._snapshot is not None and self.mode == "age" else 0
+        dated = self._mirror or self._snapshot
+        step = dated.step if dated is not None and self.mode == "age" else 0
         return (
             tiers, self.cursor, self.marked, self.mode, self.zoom, self._top, self._chosen, table, flashing, step,
             self.has_focus, self.message,
@@ -345,8 +354,12 @@ class BlockMap(Moving, can_focus=True):
         arrays, per_cell, tier = self._tiers[part.tier].arrays, self._scale.per_cell, part.tier
         if self.mode == "references" and per_cell == 1:
             return cells.block_codes(arrays, first, last)
-        if self.mode not in ("references", "state") and tier not in self._shades and self._snapshot is not None:
-            self._shades[tier] = shades.shades(self.mode, arrays, shades.facts_of(self._snapshot))
+        if self.mode not in ("references", "state") and tier not in self._shades:
+            facts = shades.facts_of_mirror(self._mirror) if self._mirror is not None else None
+            if facts is None and self._snapshot is not None:
+                facts = shades.facts_of(self._snapshot)
+            if facts is not None:
+                self._shades[tier] = shades.shades(self.mode, arrays, facts)
         made = self._shades.get(tier) or shades.NONE
         if per_cell == 1:
             return shades.block_codes(self.mode, arrays, made, first, last)
@@ -389,6 +402,8 @@ class BlockMap(Moving, can_focus=True):
         elif tier == "device" and self._chosen:
             held = fmt.UNKNOWN if self._table is None else fmt.count(len(self._table))
             notes.append(f"{self._chosen}: {held} blocks lit")
+        elif view is not None and self._mirror is not None:
+            notes.append(f"{fmt.short(view.numbers.cached)} resident")
         elif view is not None:
             notes.append(fmt.blocks(view.numbers.total))
             notes.append(f"{fmt.percent(view.numbers.usage_ratio)} used")
@@ -396,8 +411,13 @@ class BlockMap(Moving, can_focus=True):
             notes.append(self._scale_note())
             if self.mode != "references":
                 notes.append(f"by {self.mode}")
+        if self._mirror is not None:
+            notes.append(PLACEMENT)
         key = "1" if tier == "device" else ""
         name = "Device" if tier == "device" else "Host"
+        if self._mirror is not None:
+            mediums = dict.fromkeys(place.medium for place in self._mirror.places if place.tier == tier)
+            name = f"Mirror {printable(', '.join(mediums))}"
         return rule(self.look, width, name, notes, key=key, focused=self.has_focus and self.cursor.tier == tier)
 
     def _scale_note(self) -> str:
@@ -406,7 +426,10 @@ class BlockMap(Moving, can_focus=True):
 
     def _frame_changes(self, width: int, height: int) -> list[Region]:
         """Bring title, host title and legend up to date; return where they changed."""
-        frame = [self._title("device", width), legend(self._painter, self._scale, width)]
+        frame = [
+            self._title("device", width),
+            legend(self._painter, self._scale, width, is_mirror=self._mirror is not None),
+        ]
         regions = []
         if frame != self._frame:
             self._frame = frame

@@ -13,7 +13,7 @@ from kvtop.model import format as fmt
 from kvtop.model.view import View, is_attached
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.block_map import BlockRef
-from kvtop.tui.widgets.lines import Lines, fit, line, rule
+from kvtop.tui.widgets.lines import Lines, fit, line, printable, rule
 
 _STATE_WORDS = {
     BlockState.FREE: "free",
@@ -112,6 +112,36 @@ def block_facts(view: View, block: BlockRef) -> BlockFacts | None:
     )
 
 
+def mirror_facts(view: View, block: BlockRef) -> list[tuple[str, str]]:
+    """Return what events tell of one block of a mirror, as (label, words); empty when there is no such block."""
+    mirror, tier = view.mirror, view.maps.get(block.tier)
+    if mirror is None or tier is None or not 0 <= block.block_id < tier.arrays.num_blocks:
+        return []
+    places = mirror.reading.places
+    place = next(p for p in places if p.tier == block.tier and p.first <= block.block_id < p.first + p.size)
+    where = f"{printable(place.medium)}, rank {place.rank}"
+    key = int(tier.arrays.hash64[block.block_id])
+    name = ("place", f"{fmt.count(block.block_id)} of kvtop's; {where}")
+    if tier.arrays.state[block.block_id] != BlockState.CACHED:
+        beyond = "; size of the pool not told" if not place.is_sized else ""
+        return [name, ("state", f"nothing told: free, or held without a hash{beyond}")]
+    known = mirror.reading.block
+    if known is None or (known.tier, known.block_id, known.hash64) != (block.tier, block.block_id, key):
+        return [name, ("hash", f"{key:016x}")]
+    parent = "none: begins a prompt" if known.is_first else fmt.UNKNOWN
+    size = mirror.reading.block_size
+    return [
+        name,
+        ("hash", f"{known.hash64:016x}"),
+        ("parent", parent if known.parent64 is None else f"{known.parent64:016x}"),
+        ("depth", f"{fmt.count(known.depth)}, {fmt.count(known.branches)} follow it"),
+        ("tokens", f"{fmt.count(known.tokens)}/{size}; the ids are not kept" if size else fmt.count(known.tokens)),
+        ("copies", f"{known.copies}, groups {' '.join(map(str, known.groups))}, stored {known.stores}×"),
+        ("lives", f"{fmt.seconds(known.age_s)}; last stored or followed {fmt.seconds(known.quiet_s)} ago"),
+        ("held", "not told by events"),
+    ]
+
+
 def _ago(steps: int) -> str:
     if steps < 0:
         return fmt.UNKNOWN
@@ -163,6 +193,9 @@ class Inspector(Lines):
     def build(self, width: int, height: int) -> list[Text]:
         look = self.look
         lines = [rule(look, width, "Inspector")]
+        if self._view is not None and self._view.mirror is not None:
+            told = mirror_facts(self._view, self._block)
+            return [*lines, *(self._entry(label, value, width) for label, value in told)][:height]
         facts = block_facts(self._view, self._block) if self._view else None
         if self._marked is not None and self._view is not None:
             lines += [self._entry(label, value, width) for label, value in range_facts(self._view, *self._marked)]
@@ -240,18 +273,19 @@ class InspectorLine(Lines):
     def __init__(self, look: Look, *, id: str | None = None) -> None:
         super().__init__(look, id=id)
         self._facts: BlockFacts | None = None
-        self._range = ""
+        self._range = self._mirrored = ""
 
     def show(self, view: View, block: BlockRef, marked: tuple[Tier, int, int] | None = None) -> None:
         """Draw what a view knows of a block, or of the marked range."""
         self._facts = block_facts(view, block)
+        self._mirrored = "  ".join(f"{label} {words}" for label, words in mirror_facts(view, block))
         self._range = "" if marked is None else "  ".join(f"{k} {v}" for k, v in range_facts(view, *marked))
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
         facts, look = self._facts, self.look
-        if self._range:
-            return [line((fit(f" {self._range}", width).rstrip(), look.style("text")))]
+        if self._range or self._mirrored:
+            return [line((fit(f" {self._range or self._mirrored}", width).rstrip(), look.style("text")))]
         if facts is None:
             return [line()]
         text = line((f" {facts.name}", look.style("value")))

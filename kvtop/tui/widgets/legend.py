@@ -13,9 +13,11 @@ from kvtop.tui.widgets.lines import line
 _ALARMS = ((cells.PINNED, "pinned"), (cells.FENCED, "copying"), (cells.RESERVED, "reserved"))
 
 
-def legend(painter: Painter, scale: cells.Scale, width: int) -> Text:
+def legend(painter: Painter, scale: cells.Scale, width: int, *, is_mirror: bool = False) -> Text:
     """Return the legend of a map at this scale; entries without room are left out from the end."""
     made = _Legend(painter, scale.halves, width)
+    if is_mirror:
+        return _mirror(made, scale)
     match painter.mode:
         case "references":
             _references(made, scale)
@@ -42,6 +44,24 @@ def legend(painter: Painter, scale: cells.Scale, width: int) -> Text:
             made.ramp(range(OTHER, OTHER + NUM_LEVELS), "allocatable")
     for code, name in _ALARMS:
         made.add(code, name)
+    return made.text
+
+
+def _mirror(made: _Legend, scale: cells.Scale) -> Text:
+    """Say what a mirror shows: whether a block is held, events do not tell."""
+    made.add(cells.FREE, "nothing told")
+    match made.painter.mode:
+        case "owner":
+            made.ramp(range(0, 8), "a colour a prompt's beginning" if scale.per_cell == 1 else "the first in each cell")
+        case "age":
+            for level in (1, 3, 5, 7, NUM_LEVELS - 1):
+                made.add(SHADE + level, age_text(level))
+            made.say("since stored or followed")
+        case "fill":
+            made.say("filled 0")
+            made.ramp(range(NUM_LEVELS), "100%")
+        case _:
+            made.add(cells.CACHED, "resident: held or idle, events do not tell")
     return made.text
 
 

@@ -36,6 +36,8 @@ _WIDE: Final = 104
 _WIDE_SERVER: Final = 36
 _KIND: Final = 13
 _NOTES: Final = 3
+#: The action that turns the mirror.
+_MAP: Final = "show('map')"
 _FLEET_COLUMNS: Final = (("used", 7), ("hit", 7), ("run", 6), ("wait", 6), ("preempt", 8))
 #: What a fleet can be sorted by.
 _SORTS: Final[tuple[tuple[str, Callable[[EngineRow], float | None]], ...]] = (
@@ -217,7 +219,8 @@ class RemotePane(Pane):
     def _events(self, events: EventFacts, width: int) -> list[Text]:
         look = self.look
         style = "good" if events.state == "complete" else "warn"
-        lines = [rule(look, width, "Resident prefixes", [f"{fmt.short(events.distinct)} blocks"])]
+        notes = [f"{fmt.short(events.distinct)} blocks", f"{look.key(_MAP)} shows the mirror"]
+        lines = [rule(look, width, "Resident prefixes", notes)]
         text = line((f" {events.state}", look.style(style)))
         for label, value in (
             ("batches", fmt.short(events.batches)),
