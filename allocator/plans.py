@@ -48,6 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
         moved_blocks: Blocks copied.
         moved_bytes: Bytes those copies read.
         seconds: Time the work took.
+        is_seen: Whether its effect was seen, rather than only promised by whoever did it.
     """
 
     ok: bool
@@ -55,6 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
     moved_blocks: int = 0
     moved_bytes: int = 0
     seconds: float = 0.0
+    is_seen: bool = True
 
 
 @dataclass(frozen=True, slots=True)

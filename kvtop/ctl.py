@@ -1,4 +1,4 @@
-"""``kvtop ctl``: one subcommand for each command an engine takes, made from the command types themselves.
+"""``kvtop ctl``: one subcommand for each command that an engine or a server takes, made from the command types.
 
 A field without a default is an argument, and so is the first; any other is an option. A tuple takes several values.
 A new command appears here by itself.
@@ -6,19 +6,23 @@ A new command appears here by itself.
 
 from __future__ import annotations
 
+import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 import msgspec
 
 from allocator.commands import Command, command_name
-from kvtop.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+from kvtop.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, SourceError, UserError
+from kvtop.panels.command_text import plain_reason
+from kvtop.serving_commands import AnyCommand, ServingCommand
 
 if TYPE_CHECKING:
     from allocator.plans import Plan
+    from kvtop.attachment import Attachment
 
 #: What one types, where it is not the command's own name: shorter, and other words for it.
 _SHORT: Final = {"set-speed": "speed", "submit-load": "submit", "evict-cached": "evict", "verify-contents": "verify"}
@@ -27,6 +31,8 @@ _ALIASES: Final = {"defrag": "compact"}
 _NONE_WORDS: Final = {"speed": "max"}
 #: Seconds an answer may take when nothing is said.
 _DEFAULT_TIMEOUT_S: Final = 60.0
+#: Seconds in which a server's buffered cache events are waited for, so that plans and outcomes can tell of them.
+_SETTLE_S: Final = 3.0
 
 
 class _Field(click.ParamType):
@@ -83,16 +89,16 @@ class CtlGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _commands() -> dict[str, type[Command]]:
-    """Return every command's type by the name one types, in the order of ``allocator.commands``."""
+def _commands() -> dict[str, type[AnyCommand]]:
+    """Return every command's type by the name one types, ours first, each in the order of its module."""
     found = {}
-    for kind in typing.get_args(Command):
+    for kind in (*typing.get_args(Command), *typing.get_args(ServingCommand)):
         name = command_name(kind)
         found[_SHORT.get(name, name)] = kind
     return found
 
 
-def _make_command(name: str, kind: type[Command]) -> click.Command:
+def _make_command(name: str, kind: type[AnyCommand]) -> click.Command:
     """Return the subcommand that sends commands of ``kind``."""
     hints = typing.get_type_hints(kind)
     params: list[click.Parameter] = []
@@ -104,6 +110,10 @@ def _make_command(name: str, kind: type[Command]) -> click.Command:
             settings: dict[str, Any] = {"required": True} if is_required else {"default": field.default}
             if is_many:
                 settings["nargs"] = -1
+            if inner is bool:
+                settings = {"is_flag": True, "default": field.default}
+                params.append(click.Option(["--" + field.name, field.name], **settings))
+                continue
             params.append(click.Argument([field.name], type=value_type, **settings))
         else:
             option = "--" + field.name.replace("_", "-")
@@ -120,7 +130,11 @@ def _make_command(name: str, kind: type[Command]) -> click.Command:
             )
 
     def callback(**values: Any) -> int:
-        return _send(click.get_current_context().find_object(_Aim) or _Aim(), kind(**values))
+        try:
+            command = msgspec.convert({**values, "type": kind.__name__}, kind)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{name}: {plain_reason(error)}") from None
+        return _send(click.get_current_context().find_object(_Aim) or _Aim(), command)
 
     text = " ".join((kind.__doc__ or "").replace("``", "").partition("\n\n")[0].split())
     arguments = [p for p in params if isinstance(p, click.Argument)]
@@ -143,44 +157,105 @@ class _Aim(msgspec.Struct):
     """Where a command goes, and how its outcome is told.
 
     Attributes:
-        to: The engine's name; ``None`` is the only one that is published.
+        to: The engine's name, or the address of a server; ``None`` is the only engine that is published.
         as_json: Print one JSON object instead of a line.
         is_dry: Only plan.
         timeout_s: Seconds the answer may take. [s]
+        is_sure: Do not ask before a server is changed.
+        token_file, ca_file, insecure: How to reach a server; see ``kvtop.sources.remote.fetch.Remote``.
     """
 
     to: str | None = None
     as_json: bool = False
     is_dry: bool = False
     timeout_s: float = _DEFAULT_TIMEOUT_S
+    is_sure: bool = False
+    token_file: str | None = None
+    ca_file: str | None = None
+    insecure: bool = False
 
 
-def aim(ctx: click.Context, to: str | None, as_json: bool, is_dry: bool, timeout_s: float | None) -> None:
+def aim(ctx: click.Context, timeout_s: float | None, **options: Any) -> None:
     """Keep the group's options for the subcommand that follows."""
-    ctx.obj = _Aim(to, as_json, is_dry, _DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
+    ctx.obj = _Aim(timeout_s=_DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s, **options)
 
 
-def _send(aim: _Aim, command: Command) -> int:
+def _send(aim: _Aim, command: AnyCommand) -> int:
     """Plan ``command`` and, unless only that is wanted, do it. Print what came of it and return the exit code."""
-    from kvtop.sources.local import LocalOperations
-
-    link = _connect(aim)
+    door = _open(aim)
     try:
-        operations = LocalOperations(link)
-        plan = operations.plan(command, aim.timeout_s)
-        outcome = None if aim.is_dry or plan.refusal else operations.apply(command, aim.timeout_s)
+        plan = door.operations.plan(command, aim.timeout_s)
+        is_wanted = not aim.is_dry and plan.refusal is None and (not door.asks or _confirm(aim, plan))
+        outcome = door.operations.apply(command, aim.timeout_s) if is_wanted else None
     finally:
-        link.close()
+        door.close()
     if aim.as_json:
-        told = {"engine": link.name, "command": command, "plan": plan, "outcome": outcome}
+        told = {"engine": door.name, "command": command, "plan": plan, "outcome": outcome}
         _print(msgspec.json.encode(told).decode())
     if plan.refusal is not None:
         return _refuse(f"{command_name(command)}: {plan.refusal}", EXIT_USAGE)
     if outcome is not None and not outcome.ok:
         return _refuse(outcome.message, EXIT_FAILED)
+    if outcome is None and not aim.is_dry:
+        return _refuse(f"{command_name(command)}: left undone", EXIT_USAGE)
     if not aim.as_json:
         _print("\n".join(_plan_lines(plan)) if outcome is None else outcome.message)
     return EXIT_OK
+
+
+class _Door(msgspec.Struct):
+    """Where commands go.
+
+    Attributes:
+        name: The engine's name, or the server's address.
+        operations: The door.
+        close: Lets go of it.
+        asks: Whether a person has to say yes.
+    """
+
+    name: str
+    operations: Any
+    close: Callable[[], None]
+    asks: bool = False
+
+
+def _open(aim: _Aim) -> _Door:
+    from kvtop.sources.local import LocalOperations
+
+    if aim.to is not None and aim.to.startswith(("http://", "https://", "kvcached:")):
+        attachment = _attach(aim)
+        return _Door(attachment.source.name, attachment.operations, attachment.close, asks=True)
+    if aim.is_sure or aim.token_file is not None or aim.ca_file is not None or aim.insecure:
+        raise UserError("--yes, --token-file, --ca-file and --insecure: with --to http(s)://HOST:PORT only")
+    link = _connect(aim)
+    return _Door(link.name, LocalOperations(link), link.close)
+
+
+def _attach(aim: _Aim) -> Attachment:
+    """Return an attachment to the server that is aimed at, once what it has buffered is known."""
+    from kvtop.sources.remote.source import RemoteSource
+    from kvtop.targets import AttachOptions, open_target
+
+    assert aim.to is not None
+    options = AttachOptions(True, aim.token_file, aim.ca_file, aim.insecure)
+    attachment = open_target(aim.to, options=options)
+    try:
+        if isinstance(attachment.source, RemoteSource):
+            attachment.source.settle(min(aim.timeout_s, _SETTLE_S))
+    except SourceError as error:
+        attachment.close()
+        raise SourceError(f"{aim.to}: {error}") from None
+    return attachment
+
+
+def _confirm(aim: _Aim, plan: Plan) -> bool:
+    """Ask a person whether a server is to be changed."""
+    if aim.is_sure:
+        return True
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UserError("--yes is missing: without a terminal nobody can be asked; --dry-run shows the plan")
+    click.echo("\n".join(_plan_lines(plan)), err=True)
+    return click.confirm("do it?", err=True)
 
 
 def _take_snapshot() -> int:

@@ -45,7 +45,7 @@ class Sleep(_Serving, frozen=True, tag=True):
         mode: What becomes of requests that are being served.
     """
 
-    level: Literal[0, 1, 2] = 1
+    level: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1
     mode: Literal["wait", "keep", "abort"] = "wait"
 
 

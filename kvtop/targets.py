@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from kvtop.attachment import Attachment
+from kvtop.audit import AuditLog, audit_path
 from kvtop.errors import SourceError, UserError
 from kvtop.local_socket import listeners
 from kvtop.operations import Operations, ReadOnly
@@ -19,6 +20,7 @@ from kvtop.sources.named import NamedEngine
 from kvtop.sources.recorded import RecordedOperations, RecordedSource
 from kvtop.sources.remote.fleet import Fleet
 from kvtop.sources.remote.prometheus import SCHEME, PrometheusFleet
+from kvtop.sources.remote.operations import RemoteOperations
 from kvtop.sources.remote.source import EventOptions, RemoteSource
 
 _HTTP: Final = ("http://", "https://")
@@ -149,16 +151,17 @@ def _open_local(text: str, options: AttachOptions) -> Attachment:
 
 
 def _open_http(text: str, options: AttachOptions) -> Attachment:
-    if options.allow_operations:
-        raise UserError(f"--allow-operations: {text} can only be looked at; local:NAME can be acted on")
     source = RemoteSource(
         text,
         token_file=options.token_file,
         ca_file=options.ca_file,
         insecure=options.insecure,
         events=EventOptions(options.events, options.replays, options.topic).endpoints(),
+        may_operate=options.allow_operations,
     )
-    return Attachment(source, ReadOnly(source.missing["operations"]))
+    if not options.allow_operations:
+        return Attachment(source, ReadOnly(source.missing["operations"]))
+    return Attachment(source, RemoteOperations(source, AuditLog(audit_path())))
 
 
 def _open_prometheus(text: str, options: AttachOptions) -> Attachment:

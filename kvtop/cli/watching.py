@@ -74,13 +74,19 @@ def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bo
 
 
 @click.group("ctl", cls=CtlGroup, no_args_is_help=False)
-@click.option("--to", metavar="NAME", type=WORD, help="The engine (the only published one).")
+@click.option("--to", metavar="TARGET", type=WORD, help="NAME, or http(s)://HOST:PORT (the only published engine).")
 @click.option("--dry-run", "is_dry", is_flag=True, help="Show the plan and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: command, plan and outcome.")
 @click.option("--timeout", "timeout_s", type=SECONDS, metavar="S", help="Seconds the answer may take (60).")
+@click.option("--yes", "is_sure", is_flag=True, help="A server: do not ask before it is changed.")
+@click.option("--token-file", metavar="FILE", help="A server: send the first line of this file as a bearer token.")
+@click.option("--ca-file", metavar="FILE", help="A server: trust these certificates instead of the system's.")
+@click.option("--insecure", is_flag=True, help="A server: trust any certificate.")
 @click.pass_context
 def ctl_group(ctx: click.Context, /, **params: Any) -> None:
-    """Drive a running kvtop that was published by a name.
+    """Drive a running kvtop that was published by a name, or a server of vLLM, SGLang or llama.cpp by its address.
+
+    A server's commands begin with reset-prefix-cache. They are asked for once, and what came of them is looked up.
 
     Exit code 0: done; 1: it failed; 2: it was refused, nothing changed; 3: the engine could not be reached.
     """

@@ -29,6 +29,7 @@ class EngineRow:
         preemptions, evictions: Totals; evictions in ``eviction_unit``.
         eviction_unit: ``tokens`` or ``blocks``.
         prompt_tokens, generated_tokens: Totals.
+        limit_bytes, used_bytes, spare_bytes: The same in bytes, where that is all there is; spare is taken, not used.
         is_up: Whether whoever tells the numbers says that they are current.
         target, kind, age_s: In a table of several servers: which one, what it is, and how old its numbers are.
         trouble: There: why nothing is known of it; ``None`` when something is.
@@ -57,6 +58,9 @@ class EngineRow:
     eviction_unit: str | None = None
     prompt_tokens: float | None = None
     generated_tokens: float | None = None
+    limit_bytes: int | None = None
+    used_bytes: int | None = None
+    spare_bytes: int | None = None
     is_up: bool = True
     target: str = ""
     kind: str = ""
@@ -78,10 +82,28 @@ class Capability:
     Attributes:
         name: What it is.
         reason: Why it is not available; ``None`` when it is.
+        operations: What it lets through the door: names of commands, with a choice behind where that needs more.
     """
 
     name: str
     reason: str | None = None
+    operations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One slot of a server that has slots instead of blocks.
+
+    Attributes:
+        slot_id: Its number.
+        total_tokens, held_tokens: What it could hold, and what it holds.
+        is_busy: Whether a request is being served in it.
+    """
+
+    slot_id: int
+    total_tokens: int
+    held_tokens: int
+    is_busy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +193,8 @@ class RemoteFacts:
         events: What cache events tell; ``None`` without a stream.
         age_s: Seconds since this was read.
         past: Earlier moments, oldest first, from whoever has kept them.
+        states: What the engine says of itself, such as (``paused``, true); empty where it says nothing.
+        slots: Its slots, where it has slots and tells of them.
     """
 
     kind: str
@@ -183,6 +207,19 @@ class RemoteFacts:
     events: EventFacts | None = None
     age_s: float = 0.0
     past: tuple[PastRows, ...] = ()
+    states: tuple[tuple[str, bool], ...] = ()
+    slots: tuple[SlotRow, ...] = ()
+
+    def is_now(self, state: str) -> bool | None:
+        """Return what the engine says of a state; ``None`` where it says nothing."""
+        return dict(self.states).get(state)
+
+    def refusal(self, operation: str) -> str | None:
+        """Return why an operation is not available; ``None`` when it is."""
+        for capability in self.capabilities:
+            if operation in capability.operations:
+                return capability.reason
+        return "not offered by this engine"
 
 
 def total_known(values: Iterable[float | None]) -> float | None:

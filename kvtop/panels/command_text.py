@@ -80,7 +80,7 @@ def parse_command(text: str) -> AnyCommand:
     try:
         command: AnyCommand = msgspec.convert({**values, "type": kind.__name__}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UserError(f"{name}: {_plain(error)}") from None
+        raise UserError(f"{name}: {plain_reason(error)}") from None
     return command
 
 
@@ -107,7 +107,7 @@ def _ids(name: str, words: list[str]) -> list[int]:
     return ids
 
 
-def _plain(error: msgspec.ValidationError) -> str:
+def plain_reason(error: msgspec.ValidationError) -> str:
     """Return a validation error as ``field: what is wrong``."""
     text = str(error).replace("`", "")
     problem, at, field = text.partition(" - at $.")

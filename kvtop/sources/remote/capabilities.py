@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvtop.model.remote import Capability, EngineRow
+from kvtop.sources.remote.offers import RESET_RUNNING, SLEEP_0
 
 NOT_OFFERED: Final = "not offered by this engine"
 _EVENTS_FLAG: Final = {
@@ -13,11 +14,32 @@ _EVENTS_FLAG: Final = {
     "SGLang": "needs --kv-events-config on the server, and its endpoint: --events tcp://HOST:5557",
     "TensorRT-LLM": "needs kv_events_config on the server, and its endpoint: --events tcp://HOST:PORT",
 }
-_OPERATIONS: Final = {
-    "vLLM": "read only: prefix cache reset, sleep and pause are not driven from here",
-    "SGLang": "read only: flush, release and pause are not driven from here",
-    "llama.cpp": "read only: slot erase, save and restore are not driven from here",
+READ_ONLY: Final = "read only: start with --allow-operations"
+_NO_OPERATIONS: Final = {
     "kvtop": "read only over metrics; kvtop attach local:NAME on its machine takes operations",
+}
+_PAUSE: Final = ("pause and continue", ("pause-generation", "continue-generation"))
+#: Engine → its operations: what the table calls them, and the commands.
+_OPERATIONS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
+    "vLLM": (
+        ("reset the prefix cache", ("reset-prefix-cache",)),
+        ("reset while requests run", (RESET_RUNNING,)),
+        _PAUSE,
+        ("sleep", ("sleep",)),
+        ("sleep at level 0", (SLEEP_0,)),
+        ("wake", ("wake",)),
+    ),
+    "SGLang": (
+        ("flush the prefix cache", ("reset-prefix-cache",)),
+        ("flush while requests run", (RESET_RUNNING,)),
+        _PAUSE,
+        ("release and resume memory", ("release-memory", "resume-memory")),
+    ),
+    "llama.cpp": (
+        ("erase a slot", ("erase-slot",)),
+        ("save and restore a slot", ("save-slot", "restore-slot")),
+    ),
+    "kvcached": (("change the memory limit", ("set-memory-limit",)),),
 }
 #: Panel → the numbers of which any one makes it available.
 _PANELS: Final = (
@@ -44,7 +66,13 @@ _WHY_NOT: Final = {
 
 
 def capabilities_of(
-    kind: str, rows: Sequence[EngineRow], *, events_reason: str | None, has_events: bool
+    kind: str,
+    rows: Sequence[EngineRow],
+    *,
+    events_reason: str | None,
+    has_events: bool,
+    offers: Mapping[str, str | None] | None = None,
+    may_operate: bool = False,
 ) -> tuple[Capability, ...]:
     """Return the table: for each panel and operation, available or why not.
 
@@ -53,6 +81,8 @@ def capabilities_of(
         rows: What its metrics tell.
         events_reason: Why there is no stream of events, when the server itself has told.
         has_events: Whether there is a stream of events.
+        offers: Operation → why the server does not offer it; ``None`` when it does.
+        may_operate: Whether whoever looks may also act.
     """
     table = []
     for panel, fields in _PANELS:
@@ -64,8 +94,18 @@ def capabilities_of(
     local = "kvtop attach local:NAME on its machine shows it" if kind == "kvtop" else plugin
     table.append(Capability("physical block map", local))
     table.append(Capability("sequences and their blocks", local))
-    table.append(Capability("operations", _OPERATIONS.get(kind, "read only")))
+    table += operations_of(kind, offers or {}, may_operate)
     for operation in ("compact", "swap", "resize", "pin"):
         if kind != "kvtop":
             table.append(Capability(operation, NOT_OFFERED))
     return tuple(table)
+
+
+def operations_of(kind: str, offers: Mapping[str, str | None], may_operate: bool) -> tuple[Capability, ...]:
+    """Return the table's lines on operations: available, or what is missing for them."""
+    if kind not in _OPERATIONS:
+        return (Capability("operations", _NO_OPERATIONS.get(kind, NOT_OFFERED)),)
+    otherwise = None if may_operate else READ_ONLY
+    return tuple(
+        Capability(name, offers.get(operations[0]) or otherwise, operations) for name, operations in _OPERATIONS[kind]
+    )

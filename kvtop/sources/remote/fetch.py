@@ -1,4 +1,4 @@
-"""Fetcher: asks one HTTP server for pages, within a time and a size, and says in plain words what went wrong."""
+"""Fetcher: asks one HTTP server, within a time and a size, and says in plain words what went wrong."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ _ACCEPT: Final = "text/plain; version=0.0.4, */*;q=0.1"
 
 class FetchError(Exception):
     """No usable answer; the text says why."""
+
+
+class NotSent(FetchError):
+    """The server was not reached: whatever was to be asked, it knows nothing of it."""
 
 
 class Remote(msgspec.Struct, frozen=True):
@@ -98,6 +102,23 @@ class Fetcher:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(self._get(path))
 
+    def post(self, path: str, body: Mapping[str, Any] | None = None, *, answer_s: float | None = None) -> Page:
+        """Return the answer to ``POST path``, whatever its status. Sent once, and never again.
+
+        Args:
+            path: The path, with its query.
+            body: Sent as JSON; ``None`` sends nothing.
+            answer_s: Seconds the answer may take; ``None`` takes the fetcher's own.
+
+        Raises:
+            NotSent: The server was not reached.
+            FetchError: It may have been, but there is no whole answer: whether it did anything is not known.
+        """
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        content = None if body is None else msgspec.json.encode(body)
+        return self._loop.run_until_complete(self._post(path, content, answer_s or self._answer_s))
+
     def close(self) -> None:
         """Let go of the connection. Safe to call twice."""
         if self._loop is None or self._loop.is_closed():
@@ -122,24 +143,47 @@ class Fetcher:
             self._client = httpx.AsyncClient(
                 timeout=self._answer_s, follow_redirects=False, trust_env=False, verify=self._verify
             )
+        try:
+            return await self._ask(self._client, "GET", path, None, self._answer_s)
+        finally:
+            self._client.cookies.clear()
+
+    async def _post(self, path: str, content: bytes | None, answer_s: float) -> Page:
+        import httpx
+
+        # On a connection of its own: the server may be about to close one that has been idle, and then nobody knows.
+        timeout = httpx.Timeout(answer_s, connect=min(answer_s, self._answer_s))
+        async with httpx.AsyncClient(
+            timeout=timeout, follow_redirects=False, trust_env=False, verify=self._verify
+        ) as client:
+            return await self._ask(client, "POST", path, content, answer_s)
+
+    async def _ask(
+        self, client: httpx.AsyncClient, method: str, path: str, content: bytes | None, answer_s: float
+    ) -> Page:
+        import httpx
+
         headers = {"Accept": _ACCEPT, "Accept-Encoding": "identity", "User-Agent": "kvtop"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
+        if content is not None:
+            headers["Content-Type"] = "application/json"
         try:
             # The client's own timeouts are for each read: a server that sends a byte now and then would pass them.
-            async with asyncio.timeout(self._answer_s):
-                async with self._client.stream("GET", self._remote.url + path, headers=headers) as answer:
+            async with asyncio.timeout(answer_s):
+                url = self._remote.url + path
+                async with client.stream(method, url, headers=headers, content=content) as answer:
                     return await self._read(answer)
+        except httpx.ConnectTimeout:
+            raise NotSent(f"no connection within {self._answer_s:g} s") from None
         except (TimeoutError, httpx.TimeoutException):
-            raise FetchError(f"no whole answer within {self._answer_s:g} s") from None
+            raise FetchError(f"no whole answer within {answer_s:g} s") from None
         except httpx.ConnectError as error:
-            raise FetchError(_connect_reason(error)) from None
+            raise NotSent(_connect_reason(error)) from None
         except httpx.RemoteProtocolError:
             raise FetchError("something listens there that does not speak HTTP, or broke off") from None
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             raise FetchError(str(error) or type(error).__name__) from None
-        finally:
-            self._client.cookies.clear()
 
     async def _read(self, answer: httpx.Response) -> Page:
         if answer.headers.get("content-encoding", "identity") != "identity":

@@ -76,6 +76,21 @@ class Poller:
         """Read again at once: somebody wants something else."""
         self._hurry.set()
 
+    def after(self, at_s: float, timeout_s: float) -> RemoteFacts | None:
+        """Return facts of a reading that began at ``at_s`` or later; asks for one at once.
+
+        Returns:
+            The facts; ``None`` when no such reading succeeds within ``timeout_s``.
+        """
+        self._hurry.set()
+        with self._news:
+            self._news.wait_for(
+                lambda: self._stop.is_set() or (self._newest is not None and self._newest[1] >= at_s), timeout_s
+            )
+            if self._newest is None or self._newest[1] < at_s:
+                return None
+            return self._newest[0]
+
     def close(self) -> None:
         """Stop the thread, within a second even if the server hangs. Safe to call twice."""
         self._stop.set()

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from kvtop.model.remote import EngineRow, EventFacts, RemoteFacts
+from kvtop.model.remote import EngineRow, EventFacts, RemoteFacts, SlotRow
 from kvtop.sources.remote.capabilities import capabilities_of
 from kvtop.sources.remote.dialects import CounterMemory, recognise
 from kvtop.sources.remote.exposition import NotMetrics, parse
 from kvtop.sources.remote.fetch import FetchError, Page
+from kvtop.sources.remote.offers import Offers, ask, find_offers
 
 #: Where metrics are looked for. The first is asked first although few have it: with that one engine, the second is a
 #: list that is emptied by whoever reads it.
@@ -26,6 +27,9 @@ class Pages(Protocol):
 
     def get(self, path: str) -> Page:
         """Return the answer to ``GET path``."""
+
+    def post(self, path: str) -> Page:
+        """Return the answer to ``POST path``."""
 
     def renew_token(self) -> bool:
         """Read the token again; true when it has changed."""
@@ -55,13 +59,17 @@ class Probe:
         pages: The server.
         address: Its address, for people.
         path: Where its metrics are; ``None`` looks at the usual places.
+        may_operate: Whether whoever looks may also act.
 
     Attributes:
         endpoints: Streams of cache events that the server told of.
     """
 
-    def __init__(self, pages: Pages, address: str, path: str | None = None) -> None:
+    def __init__(self, pages: Pages, address: str, path: str | None = None, *, may_operate: bool = False) -> None:
         self._pages = pages
+        self._may_operate = may_operate
+        self._offers = Offers()
+        self._slots: tuple[SlotRow, ...] = ()
         self._address = address
         self._asked_path = path
         self._path = path
@@ -107,11 +115,27 @@ class Probe:
             self._learn(dialect.kind)
         if self._counters.restarts:
             notes = (*notes, f"started anew {self._counters.restarts}×: its counters fell; totals go on from there")
-        table = capabilities_of(dialect.kind, rows, events_reason=self._events_reason, has_events=events is not None)
+        table = capabilities_of(
+            dialect.kind,
+            rows,
+            events_reason=self._events_reason,
+            has_events=events is not None,
+            offers=self._offers.reasons,
+            may_operate=self._may_operate,
+        )
         if dialect.kind == "llama.cpp" and self._slots_reason:
             notes = (*notes, self._slots_reason)
         return RemoteFacts(
-            dialect.kind, self._version, self._address, rows, self._counters.restarts, table, notes, events
+            dialect.kind,
+            self._version,
+            self._address,
+            rows,
+            self._counters.restarts,
+            table,
+            notes,
+            events,
+            states=self._states(),
+            slots=self._slots,
         )
 
     def _metrics_page(self) -> tuple[str, Page]:
@@ -141,6 +165,16 @@ class Probe:
         elif kind == "SGLang":
             info = self._json("/server_info")
             self.endpoints = _sglang_endpoints(info.get("kv_events"), self._host)
+        self._offers = find_offers(kind, self._version, self._pages, may_operate=self._may_operate)
+
+    def _states(self) -> tuple[tuple[str, bool], ...]:
+        """Ask in which states the engine is, where it has said before that it tells."""
+        found = []
+        for state, (path, key) in self._offers.state_paths.items():
+            told = ask(self._pages, path)
+            if isinstance(told, dict) and isinstance(told.get(key), bool):
+                found.append((state, told[key]))
+        return tuple(found)
 
     def _learn_vllm_events(self) -> None:
         sources = self._json("/kv_event_sources")
@@ -180,6 +214,7 @@ class Probe:
 
     def _with_slots(self, row: EngineRow) -> EngineRow:
         """Return the row with the occupancy of llama.cpp's slots, which its newer metrics do not tell."""
+        self._slots = ()
         try:
             page = self._pages.get("/slots")
         except FetchError as error:
@@ -190,6 +225,7 @@ class Probe:
             self._slots_reason = f"/slots answers {page.status}" if page.status != 200 else "/slots: no list of slots"
             return row
         self._slots_reason = None
+        self._slots = _slot_rows(slots)
         sizes = [slot.get("n_ctx") for slot in slots]
         # A slot that has had no task has no such key: nothing is in it.
         held = [slot.get("n_prompt_tokens", 0) for slot in slots]
@@ -198,6 +234,17 @@ class Probe:
         total, used = sum(sizes), sum(held)
         ratio = min(1.0, used / total) if row.usage_ratio is None else row.usage_ratio
         return replace(row, usage_ratio=ratio, total_tokens=total, used_tokens=used, free_tokens=max(0, total - used))
+
+
+def _slot_rows(slots: list[dict[str, Any]]) -> tuple[SlotRow, ...]:
+    """Return the slots; none when any of them cannot be understood."""
+    rows = []
+    for slot in slots:
+        number, size, held = slot.get("id"), slot.get("n_ctx"), slot.get("n_prompt_tokens", 0)
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (number, size, held)):
+            return ()
+        rows.append(SlotRow(slot["id"], slot["n_ctx"], held, slot.get("is_processing") is True))
+    return tuple(rows)
 
 
 def _reachable(endpoint: object, host: str) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,13 +13,14 @@ import msgspec
 from kvtop.errors import UserError
 from kvtop.model.observation import Focus, RemoteObservation
 from kvtop.model.remote import RemoteFacts
-from kvtop.sources.remote.capabilities import NOT_OFFERED
+from kvtop.sources.remote.capabilities import NOT_OFFERED, READ_ONLY
 from kvtop.sources.remote.fetch import Fetcher, Remote
 from kvtop.sources.remote.polling import EVERY_S, Poller
 from kvtop.sources.remote.probe import EventEndpoint, Probe
 from kvtop.sources.remote.subscriber import Subscriber
 
-READ_ONLY: Final = "read only: engines over the network are looked at, not acted on"
+#: Seconds between two looks whether the events that are buffered have been taken over.
+_SETTLE_S: Final = 0.1
 
 
 class RemoteSource:
@@ -27,10 +30,12 @@ class RemoteSource:
         url: ``http(s)://HOST:PORT``, with a path when its metrics are in an unusual place.
         token_file, ca_file, insecure: See ``Remote``.
         events: Streams of cache events; without them, those that the server tells of are followed.
+        may_operate: Whether whoever looks may also act.
         every_s: Seconds between two readings.
 
     Attributes:
         name: The server's host and port.
+        remote: How it is reached.
         missing: What it does not offer; the table of ``RemoteFacts.capabilities`` tells more.
 
     Raises:
@@ -45,6 +50,7 @@ class RemoteSource:
         ca_file: str | None = None,
         insecure: bool = False,
         events: Sequence[EventEndpoint] = (),
+        may_operate: bool = False,
         every_s: float = EVERY_S,
     ) -> None:
         base, path = split_url(url)
@@ -54,10 +60,12 @@ class RemoteSource:
             "sequences": NOT_OFFERED,
             "events": NOT_OFFERED,
             "host-tier": NOT_OFFERED,
-            "operations": READ_ONLY,
         }
-        self._fetcher = Fetcher(Remote(base, token_file, ca_file, insecure))
-        self._probe = Probe(self._fetcher, base, path)
+        if not may_operate:
+            self.missing = {**self.missing, "operations": READ_ONLY}
+        self.remote = Remote(base, token_file, ca_file, insecure)
+        self._fetcher = Fetcher(self.remote)
+        self._probe = Probe(self._fetcher, base, path, may_operate=may_operate)
         self._subscriber = Subscriber(events) if events else None
         if self._subscriber is not None:
             self._subscriber.start()
@@ -65,6 +73,7 @@ class RemoteSource:
         self._restarts = 0
         self._poller = Poller(self._ask, release=self._release, every_s=every_s)
         self._is_started = False
+        self._starting = threading.Lock()
 
     def read(self, focus: Focus, timeout_s: float) -> RemoteObservation:
         """Return the newest facts, and with cache events their mirror, of which a block may be asked for.
@@ -72,20 +81,43 @@ class RemoteSource:
         Raises:
             SourceError: The last reading failed, or there was none within ``timeout_s``.
         """
-        if not self._is_started:
-            self._is_started = True
-            self._poller.start()
+        self._start()
         facts, subscriber = self._poller.newest(timeout_s), self._subscriber
         if subscriber is None:
             return RemoteObservation(facts)
         sizes = {int(row.engine): row.total_blocks for row in facts.rows if row.total_blocks and row.engine.isdecimal()}
         return RemoteObservation(facts, subscriber.mirror(sizes, focus.block_id))
 
+    def settle(self, timeout_s: float) -> None:
+        """Wait until the events that are buffered have been taken over, where there is a stream of them.
+
+        Raises:
+            SourceError: The server cannot be read.
+        """
+        until_s = time.monotonic() + timeout_s
+        facts: RemoteFacts | None = self.read(Focus(), timeout_s).facts
+        while facts is not None and self._subscriber is not None and (left_s := until_s - time.monotonic()) > 0:
+            if facts.events is not None and facts.events.batches and not facts.events.state.startswith("catching up"):
+                return
+            time.sleep(min(_SETTLE_S, left_s))
+            facts = self.facts_after(time.monotonic(), left_s)
+
+    def facts_after(self, at_s: float, timeout_s: float) -> RemoteFacts | None:
+        """Return facts that were read at ``at_s``, monotonic, or later; ``None`` when there are none in time."""
+        self._start()
+        return self._poller.after(at_s, timeout_s)
+
     def close(self) -> None:
         """Stop reading. Safe to call twice."""
         self._poller.close()
         if not self._is_started:
             self._release()
+
+    def _start(self) -> None:
+        with self._starting:
+            if not self._is_started:
+                self._is_started = True
+                self._poller.start()
 
     def _ask(self) -> RemoteFacts:
         facts = self._probe.read(self._subscriber.facts() if self._subscriber else None)
