@@ -56,7 +56,7 @@ class _Field(click.ParamType):
         if value == self._none_word:
             return None
         try:
-            if "_" in value or not value.isascii():
+            if self._kind in (int, float) and ("_" in value or not value.isascii()):
                 raise ValueError(value)
             return msgspec.convert(value.strip(), self._kind, strict=False)
         except (ValueError, msgspec.ValidationError):

@@ -19,8 +19,8 @@ from kvtop.sources.local import LocalOperations, LocalSource
 from kvtop.sources.named import NamedEngine
 from kvtop.sources.recorded import RecordedOperations, RecordedSource
 from kvtop.sources.remote.fleet import Fleet
-from kvtop.sources.remote.prometheus import SCHEME, PrometheusFleet
 from kvtop.sources.remote.operations import RemoteOperations
+from kvtop.sources.remote.prometheus import SCHEME, PrometheusFleet
 from kvtop.sources.remote.source import EventOptions, RemoteSource
 
 _HTTP: Final = ("http://", "https://")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import threading
@@ -18,12 +19,25 @@ def answer(body: str | bytes, *, status: str = "200 OK", headers: str = "Content
     return f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
 
 
+def _body(connection: socket.socket, begun: bytes) -> bytes:
+    """Read what is missing of a request's body, where its headers tell its length."""
+    head, _, body = begun.partition(b"\r\n\r\n")
+    found = re.search(rb"(?i)content-length: *(\d+)", head)
+    rest = b""
+    while found is not None and len(body) + len(rest) < int(found[1]):
+        chunk = connection.recv(65536)
+        if not chunk:
+            break
+        rest += chunk
+    return rest
+
+
 class ScriptedHttp:
     """Listens on a free port of 127.0.0.1 until ``close``.
 
     Attributes:
         answers: Path → what is sent for it; a path that is not there gets 404. May be changed at any time.
-        requests: First lines and headers of all requests, oldest first.
+        requests: All requests with headers and body, oldest first.
     """
 
     def __init__(self, answers: Mapping[str, bytes | Misbehave], tls: ssl.SSLContext | None = None) -> None:
@@ -77,6 +91,7 @@ class ScriptedHttp:
                 if not chunk:
                     return
                 request += chunk
+            request += _body(connection, request)
             text = request.decode("latin-1")
             self.requests.append(text)
             reply = self.answers.get(text.split(" ")[1], answer("nothing here", status="404 Not Found"))

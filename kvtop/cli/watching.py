@@ -17,7 +17,11 @@ from kvtop.errors import UserError
 
 @click.command("attach", cls=Command)
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
-@click.option("--allow-operations", is_flag=True, help="Let the capitals act on the engine, not only look.")
+@click.option(
+    "--allow-operations",
+    is_flag=True,
+    help="Let the capitals act on it, not only look; they ask first.",
+)
 @click.option("--events", multiple=True, metavar="ADDR", help="Its cache events, such as tcp://HOST:5557; one a rank.")
 @click.option("--replay", multiple=True, metavar="ADDR", help="Where it replays them, such as tcp://HOST:5558.")
 @click.option("--topic", default="", metavar="T", help="Topic of its cache events (all).")
@@ -57,6 +61,8 @@ def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bo
     address = metrics_address({**params, "compat": None})
     if headless != (address is not None):
         raise UserError("--headless and --metrics-port N: only together")
+    if headless and options.allow_operations:
+        raise UserError("--allow-operations: not with --headless, where nobody could be asked")
     look = console_options(with_look(ctx))
     if not targets:
         from kvtop.discovery import choose, discover

@@ -110,6 +110,7 @@ def _ids(name: str, words: list[str]) -> list[int]:
 def plain_reason(error: msgspec.ValidationError) -> str:
     """Return a validation error as ``field: what is wrong``."""
     text = str(error).replace("`", "")
+    text = re.sub(r"Expected str matching regex \S+", "letters and digits, with . _ - between them", text)
     problem, at, field = text.partition(" - at $.")
     return f"{field}: {problem[:1].lower()}{problem[1:]}" if at else problem
 
@@ -123,7 +124,8 @@ def describe(command: AnyCommand) -> str:
             if value:
                 parts.append(f"{len(value)} blocks" if len(value) > 8 else " ".join(map(str, value)))
         elif isinstance(value, bool):
-            parts.append(f"{field.name}={str(value).lower()}")
+            if value:
+                parts.append(f"{field.name}=true")
         elif value is not None:
             parts.append(str(value))
     return " ".join(parts)

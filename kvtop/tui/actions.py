@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 
 from kvtop.tui.key_names import shown
 
-Group = Literal["look", "map", "panel", "run", "wind", "act", "program"]
+Group = Literal["look", "map", "panel", "run", "wind", "act", "serve", "program"]
 GROUP_TITLES: Final[dict[Group, str]] = {
     "look": "Look",
     "map": "Map",
@@ -19,6 +19,7 @@ GROUP_TITLES: Final[dict[Group, str]] = {
     "run": "Run",
     "wind": "Wind a recording",
     "act": "Act (shows the plan first)",
+    "serve": "Act on a server that is not ours (shows the plan first; so do E and space there)",
     "program": "Program",
 }
 
@@ -60,8 +61,8 @@ class Action:
         return "-".join(re.findall(r"[a-z0-9]+", self.name))
 
 
-def _act(rank: int, name: str, key: str, label: str, text: str) -> Action:
-    return Action(name, (key,), key, label, text, "act", operates=True, sheet=True, rank=rank)
+def _act(rank: int, name: str, key: str, label: str, text: str, group: Group = "act") -> Action:
+    return Action(name, (key,), key, label, text, group, operates=True, sheet=True, rank=rank)
 
 
 ACTIONS: Final = (
@@ -155,6 +156,8 @@ ACTIONS: Final = (
     _act(15, "pin", "P", "pin", "pin or unpin the block under the cursor"),
     _act(16, "verify", "V", "verify", "check every law, and the contents in stamp mode"),
     _act(21, "inject", "B", "break", "break something on purpose: a copy, the executor, a client, a bit, a reference"),
+    _act(5, "sleep", "Z", "sleep", "sleep or wake it; release or resume its memory", "serve"),
+    _act(5, "slots", "K", "slots", "save or restore a slot", "serve"),
     Action("theme", ("t",), "t", "", "next theme: dark, light, contrast, colour-blind", "program"),
     Action(
         "export", ("ctrl+s",), "^S", "", "write a picture of the screen; :export csv or json writes rows", "program"

@@ -176,7 +176,7 @@ class KvtopApp(Learning):
             table.show(view, self.selected)
         for events in base.query(Events):
             events.show(view)
-        base.query_one(RemotePane).show(view)
+        base.query_one(RemotePane).show(view, self.asked)
         base.query_one(Prefixes).show(view)
         base.query_one(Trends).show(view)
         base.query_one(Stage).show(view, self.asked)

@@ -104,11 +104,12 @@ class EngineActions(LookActions):
             return
 
         def work() -> None:
+            is_known = True
             try:
                 outcome = attachment.operations.apply(command)
             except Exception as error:
-                outcome = Outcome(ok=False, message=reason(error))
-            self._post(CommandFinished(command, outcome))
+                outcome, is_known = Outcome(ok=False, message=reason(error)), False
+            self._post(CommandFinished(command, outcome, is_known))
 
         if not self._background.submit(work):
             self.say("too many commands are waiting", "bad")
@@ -119,9 +120,9 @@ class EngineActions(LookActions):
         self._note_command(message.command, outcome, time.strftime("%H:%M:%S"))
         if outcome.ok:
             took = f" in {fmt.seconds(outcome.seconds)}" if outcome.seconds and outcome.moved_blocks else ""
-            self.say(f"{outcome.message}{took}", "good")
+            self.say(f"{outcome.message}{took}", "good" if outcome.is_seen else "warn")
         else:
-            self.say(f"refused: {outcome.message}", "bad")
+            self.say(f"refused: {outcome.message}" if message.is_known else outcome.message, "bad")
 
     def _open_sheet(self, name: str, title: str, offer: AnyCommand | list[Choice] | NumberField) -> None:
         attachment = self._may(name)

@@ -52,11 +52,11 @@ class PlanReady(Message):
 
 
 class CommandFinished(Message):
-    """A command was applied or refused; a far end that is gone is an outcome too."""
+    """A command was applied or refused; that it is not known what became of it is an outcome too."""
 
-    def __init__(self, command: AnyCommand, outcome: Outcome) -> None:
+    def __init__(self, command: AnyCommand, outcome: Outcome, is_known: bool = True) -> None:
         super().__init__()
-        self.command, self.outcome = command, outcome
+        self.command, self.outcome, self.is_known = command, outcome, is_known
 
 
 class BackgroundCrashed(Message):

@@ -15,7 +15,7 @@ from kvtop.errors import EXIT_FAILED, KvtopError
 from kvtop.model.view import TierView, View
 from kvtop.tui.background import Background, reason
 from kvtop.tui.messages import BackgroundCrashed, CommandFinished, Connected, ConnectFailed, ViewChanged
-from kvtop.tui.wind_actions import WindActions
+from kvtop.tui.serving_actions import ServingActions
 
 #: Seconds between two updates of tables and numbers; the map follows every view.
 _PANES_EVERY_S: Final = 0.25
@@ -30,7 +30,7 @@ _STOP_THREADS_S: Final = 0.5
 _STOP_ENGINE_S: Final = 1.2
 
 
-class Watching(WindActions):
+class Watching(ServingActions):
     """Connects, polls on a thread of its own, and posts ``ViewChanged``. ``KvtopApp`` is the only subclass.
 
     Args:

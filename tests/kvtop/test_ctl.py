@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import socket
 import tempfile
+import threading
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from published import ThreadedDaemon, own_directories
+from scripted_http import ScriptedHttp, answer
 
 from allocator.commands import (
     Annotate,
@@ -36,6 +40,18 @@ from allocator.commands import (
 from kvtop.audit import audit_path
 from kvtop.cli import run
 from kvtop.ctl import CtlGroup
+from kvtop.serving_commands import (
+    AnyCommand,
+    EraseSlot,
+    PauseGeneration,
+    ReleaseMemory,
+    ResetPrefixCache,
+    SaveSlot,
+    ServingCommand,
+    SetMemoryLimit,
+    Sleep,
+    Wake,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +68,15 @@ def daemon() -> Iterator[ThreadedDaemon]:
     d.close()
 
 
-def sent(line: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+def sent(line: str, monkeypatch: pytest.MonkeyPatch) -> AnyCommand:
     """Return the command that a command line makes."""
-    commands: list[Command] = []
+    commands: list[AnyCommand] = []
     monkeypatch.setattr("kvtop.ctl._send", lambda aim, command: commands.append(command) or 0)
     assert run(["ctl", *line.split()]) == 0
     return commands[0]
 
 
-LINES: list[tuple[str, Command]] = [
+LINES: list[tuple[str, AnyCommand]] = [
     ("pause", Pause()),
     ("step", Step(1)),
     ("step 12", Step(12)),
@@ -85,18 +101,30 @@ LINES: list[tuple[str, Command]] = [
     ("verify", VerifyContents()),
     ("annotate slow", Annotate("slow")),
     ("inject-fault slow-copy --count 2 --seconds 0.5", InjectFault("slow-copy", 2, 0.5)),
+    ("reset-prefix-cache", ResetPrefixCache()),
+    ("reset-prefix-cache --running", ResetPrefixCache(True)),
+    ("sleep", Sleep()),
+    ("sleep 2 --mode abort", Sleep(2, "abort")),
+    ("wake", Wake()),
+    ("wake weights kv_cache", Wake(("weights", "kv_cache"))),
+    ("pause-generation retract", PauseGeneration("retract")),
+    ("release-memory", ReleaseMemory()),
+    ("release-memory kv_cache weights", ReleaseMemory(("kv_cache", "weights"))),
+    ("erase-slot 3", EraseSlot(3)),
+    ("save-slot 3 a_1.bin", SaveSlot(3, "a_1.bin")),
+    ("set-memory-limit 2048", SetMemoryLimit(2048)),
 ]
 
 
 @pytest.mark.parametrize(("line", "command"), LINES, ids=[line for line, _ in LINES])
-def test_a_line_makes_its_command(line: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_makes_its_command(line: str, command: AnyCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent(line, monkeypatch) == command
 
 
 def test_every_command_has_a_subcommand_with_help(capsys: pytest.CaptureFixture[str]) -> None:
     group = CtlGroup("ctl")
     names = group.list_commands(click.Context(group))
-    assert len(names) == len(set(names)) == len(typing.get_args(Command)) + 1
+    assert len(names) == len(set(names)) == len(typing.get_args(Command)) + len(typing.get_args(ServingCommand)) + 1
     for name in [*names, "defrag"]:
         assert run(["ctl", name, "--help"]) == 0
         out = capsys.readouterr().out
@@ -120,6 +148,17 @@ BAD = [
     ("--timeout 0 pause", "--timeout 0: a number of seconds above 0"),
     ("--to a/b pause", "--to a/b: an engine's name is 1 to 40"),
     ("--to ../../etc/passwd pause", "--to ../../etc/passwd: an engine's name"),
+    ("sleep 7", "sleep: level: expected int <= 2"),
+    ("sleep deep", "level deep: a whole number"),
+    ("pause-generation softly", "mode softly: one of keep, wait, abort, retract"),
+    ("wake up", "tags up: one of weights, kv_cache, scheduling"),
+    ("save-slot 1 ../a", "save-slot: filename: letters and digits, with . _ - between them"),
+    ("erase-slot -- -1", "erase-slot: slot_id: expected int >= 0"),
+    ("--yes pause", "--yes, --token-file, --ca-file and --insecure: with --to http(s)://HOST:PORT only"),
+    ("--insecure --to t pause", "--yes, --token-file, --ca-file and --insecure: with --to"),
+    ("--to http:// wake", "http://: an address is http(s)://HOST:PORT"),
+    ("--to http://h:1 --token-file /nowhere wake", "--token-file /nowhere: cannot be read"),
+    ("--to https://h:1 --ca-file /nowhere wake", "--ca-file /nowhere: cannot be used"),
 ]
 
 
@@ -195,3 +234,72 @@ def test_the_engine_must_be_named_where_there_are_several(
 
 def test_command_names_are_those_of_the_types() -> None:
     assert command_name(SetAutoCompaction) == command_name(SetAutoCompaction("off")) == "set-auto-compaction"
+
+
+# A server that is not ours ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def llama() -> Iterator[ScriptedHttp]:
+    """A llama.cpp server with a slot that holds something until it is erased."""
+
+    def erase(connection: socket.socket, over: threading.Event) -> None:
+        server.answers["/slots"] = answer('[{"id":0,"n_ctx":100,"is_processing":false,"n_prompt_tokens":0}]')
+        connection.sendall(answer('{"id_slot":0,"n_erased":42}'))
+
+    server = ScriptedHttp(
+        {
+            "/metrics": answer("llamacpp:requests_processing 0\n"),
+            "/slots": answer('[{"id":0,"n_ctx":100,"is_processing":false,"n_prompt_tokens":42}]'),
+            "/slots/0?action=none": answer("Invalid action", status="400 Bad Request"),
+            "/slots/0?action=erase": erase,
+        }
+    )
+    yield server
+    server.close()
+
+
+def test_a_server_is_changed_only_when_somebody_said_yes(
+    llama: ScriptedHttp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = ["ctl", "--to", llama.url]
+    assert run([*to, "--dry-run", "erase-slot", "0"]) == 0
+    assert capsys.readouterr().out == "would erase slot 0\n  tokens in the slot: 42 → 0\n"
+    assert run([*to, "erase-slot", "0"]) == 2
+    assert "--yes is missing" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert run([*to, "erase-slot", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "would erase slot 0" in said
+    assert "erase-slot: left undone" in said
+    assert "/slots/0?action=erase" not in llama.paths()
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert run([*to, "erase-slot", "0"]) == 0
+    assert capsys.readouterr().out == "observed: slot 0: 42 → 0 tokens; the server says: 42 tokens erased\n"
+    (entry,) = [json.loads(line) for line in audit_path().read_text().splitlines()]
+    assert (entry["engine"], entry["command"]["type"]) == (llama.url.removeprefix("http://"), "EraseSlot")
+
+
+def test_a_server_is_told_of_in_json(llama: ScriptedHttp, capsys: pytest.CaptureFixture[str]) -> None:
+    to = ["ctl", "--to", llama.url, "--yes", "--json"]
+    assert run([*to, "erase-slot", "0"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["outcome"]["ok"], told["outcome"]["is_seen"]) == (True, True)
+    assert run([*to, "erase-slot", "9"]) == 2
+    assert json.loads(capsys.readouterr().out)["plan"]["refusal"] == "there is no slot 9: its slots are 0 to 0"
+    assert run([*to, "compact"]) == 2
+    assert json.loads(capsys.readouterr().out)["plan"]["refusal"] == "not offered by this engine"
+
+
+def test_a_server_that_is_not_there_has_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert run(["ctl", "--to", f"http://127.0.0.1:{port}", "--yes", "wake"]) == 3
+    assert "nothing listens there" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True

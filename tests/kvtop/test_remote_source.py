@@ -27,6 +27,7 @@ from kvtop.model.observation import Focus, RemoteObservation
 from kvtop.model.remote import EngineRow, EventFacts, PrefixLine, RemoteFacts
 from kvtop.operations import ReadOnly
 from kvtop.remote_metrics import RemoteCollector
+from kvtop.serving_commands import ResetPrefixCache
 from kvtop.sources.remote.dialects import recognise
 from kvtop.sources.remote.exposition import parse
 from kvtop.sources.remote.source import EventOptions, RemoteSource, split_url
@@ -127,8 +128,16 @@ def test_a_target_over_http_is_looked_at_only(server: ScriptedHttp) -> None:
     attachment.close()
     attachment.close()
     assert "closed" in (attachment.poll(0).error or "")
-    with pytest.raises(UserError, match="--allow-operations"):
-        open_target(server.url, allow_operations=True)
+
+
+def test_operations_are_allowed_by_name(server: ScriptedHttp) -> None:
+    attachment = open_target(server.url, allow_operations=True)
+    try:
+        assert "operations" not in attachment.source.missing
+        refusal = attachment.operations.plan(ResetPrefixCache()).refusal
+        assert refusal == "needs development mode: VLLM_SERVER_DEV_MODE=1 on the server"
+    finally:
+        attachment.close()
 
 
 def test_a_source_that_was_never_read_closes() -> None:

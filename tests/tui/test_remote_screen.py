@@ -82,6 +82,8 @@ async def test_what_is_not_offered_says_why() -> None:
         await c.press("2")
         assert "sequences: not offered by this engine" in c.note()
         await c.press("C")
+        assert "not offered by this engine" in c.note()
+        await c.press("E")
         assert "read only: a test" in c.note()
         await c.press("enter", "z", "question_mark", "escape")
         assert c.operations.planned == []

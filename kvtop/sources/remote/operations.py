@@ -129,7 +129,7 @@ class RemoteOperations:
 
     def _look(self, serving: Serving, command: ServingCommand, before: RemoteFacts) -> tuple[str | None, RemoteFacts]:
         """Return what shows that it was done, and the newest facts; looks no longer than ``look_s``."""
-        now, until_s = before, time.monotonic() + self._look_s
+        now, until_s = before, time.monotonic() + (self._look_s if serving.shows(command, before) else 0.0)
         while (left_s := until_s - time.monotonic()) > 0:
             fresh = self._looking.facts_after(time.monotonic(), left_s)
             if fresh is None:

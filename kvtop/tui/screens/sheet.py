@@ -15,7 +15,7 @@ from textual.widgets import Static
 
 from allocator.plans import Effect, Plan
 from kvtop.model import format as fmt
-from kvtop.serving_commands import AnyCommand
+from kvtop.serving_commands import AnyCommand, ServingCommand
 from kvtop.tui.look import Look
 from kvtop.tui.messages import PlanReady
 from kvtop.tui.screens.dialog import Dialog
@@ -211,7 +211,8 @@ class ActionSheet(Dialog[AnyCommand | None]):
             costs.append(f"evicts {fmt.blocks(plan.evicted_blocks)}")
         if plan.sequences:
             costs.append(f"touches {_sequences(plan.sequences)}")
-        rows.append(line((", ".join(costs) or "copies and evicts nothing", look.style("text"))))
+        if costs or not isinstance(self.command, ServingCommand):  # of a server, what is not told is not known
+            rows.append(line((", ".join(costs) or "copies and evicts nothing", look.style("text"))))
         if plan.effects:
             rows.append(line())
             wide = max(len(e.name) for e in plan.effects)

@@ -191,8 +191,9 @@ class Footer(Lines):
         room = width - 1
         kept = []
         self._places = []
+        hidden = ("wind", "serve")
         here = [
-            a for a in self.look.table.actions if a.rank and a.shown and not (a.group == "wind" and self._refusal(a))
+            a for a in self.look.table.actions if a.rank and a.shown and not (a.group in hidden and self._refusal(a))
         ]
         for action in sorted(here, key=lambda a: a.rank):
             room -= cell_len(action.shown) + len(action.label) + 3

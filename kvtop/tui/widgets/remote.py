@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import Final
 
 from rich.text import Text
 
 from kvtop.model import format as fmt
-from kvtop.model.remote import FLEET, EngineRow, EventFacts, RemoteFacts, total, total_known, usage_of
+from kvtop.model.remote import FLEET, EngineRow, EventFacts, RemoteFacts, SlotRow, total, total_known, usage_of
 from kvtop.model.view import View
+from kvtop.panels.content import Asked
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Pane, bar, fit, line, printable, rule
 
@@ -30,6 +32,8 @@ _COLUMNS: Final = (
 )
 
 
+#: Commands whose outcome is shown.
+_MAX_COMMANDS: Final = 4
 #: Cells of a fleet's server, on a narrow and on a wide screen, and of an engine's kind; notes shown at most.
 _SERVER: Final = 24
 _WIDE: Final = 104
@@ -56,14 +60,16 @@ class RemotePane(Pane):
     def __init__(self, look: Look, *, id: str | None = None) -> None:
         super().__init__(look, id=id)
         self._facts: RemoteFacts | None = None
+        self._asked = Asked()
         self._top = 0
         self._target: str | None = None
         self._sort = 0
         self._is_inverted = False
         self._wanted: tuple[str, ...] = ()
 
-    def show(self, view: View) -> None:
-        """Draw a view's facts."""
+    def show(self, view: View, asked: Asked | None = None) -> None:
+        """Draw a view's facts, and what was asked of the engine from here."""
+        self._asked = asked or self._asked
         if view.remote is None or self._facts is None or view.remote.kind != self._facts.kind:
             self._top = 0
         self._facts = view.remote
@@ -186,6 +192,8 @@ class RemotePane(Pane):
         lines.append(self._cut(heading + "".join(f"{name:>{size}}" for name, size in _COLUMNS), width, "dim"))
         lines += [self._engine(row, width) for row in facts.rows]
         lines += [self._cut(f" {note}", width, "warn") for note in facts.notes]
+        lines += self._commands(width)
+        lines += self._slots(facts.slots, width)
         if facts.events is not None:
             lines += self._events(facts.events, width)
         lines.append(rule(look, width, "What this engine offers"))
@@ -215,6 +223,32 @@ class RemotePane(Pane):
         text = f" {fit(row.model or fmt.UNKNOWN, _model_width(width))} {fit(row.engine, 4)}"
         text += "".join(f"{value:>{size}}" for value, (_, size) in zip(values, _COLUMNS, strict=True))
         return self._cut(text, width, "value" if row.is_up else "bad")
+
+    def _commands(self, width: int) -> list[Text]:
+        """Return the latest commands with what came of them, in full: the event line is short."""
+        latest = self._asked.commands[-_MAX_COMMANDS:]
+        if not latest:
+            return []
+        lines = [rule(self.look, width, "Asked from here")]
+        for at, command, ok, message in reversed(latest):
+            said = f"{at} {command}: {printable(message)}"
+            style = "text" if ok else "bad"
+            lines += [self._cut(f" {row}", width, style) for row in wrap(said, max(1, width - 1))]
+        return lines
+
+    def _slots(self, slots: tuple[SlotRow, ...], width: int) -> list[Text]:
+        if not slots:
+            return []
+        lines = [rule(self.look, width, "Slots", [fmt.count(len(slots))])]
+        for slot in slots:
+            text = line((f" {slot.slot_id:>4}  ", self.look.style("label")))
+            share = slot.held_tokens / slot.total_tokens if slot.total_tokens else None
+            text.append_text(bar(self.look, max(8, min(40, width - 48)), [(share, "bar")]))
+            held = f" {fmt.short(slot.held_tokens):>6}/{fmt.short(slot.total_tokens):<6} tokens"
+            text.append(held, self.look.style("value"))
+            text.append("  busy" if slot.is_busy else "", self.look.style("warn"))
+            lines.append(text)
+        return lines
 
     def _events(self, events: EventFacts, width: int) -> list[Text]:
         look = self.look
@@ -282,7 +316,11 @@ def remote_header(look: Look, view: View, facts: RemoteFacts, first: Text, width
     if view.error is None:
         kind = f"{facts.kind} {facts.version}" if facts.version else facts.kind
         first.append(f" {printable(kind)} ", look.style("badge-good"))
-        first.append(" READ ONLY ", look.style("badge-dim"))
+        if all(c.reason is not None for c in facts.capabilities if c.operations):
+            first.append(" READ ONLY ", look.style("badge-dim"))
+        states = [printable(name) for name, is_so in facts.states if is_so]
+        if states:
+            first.append(f" {', '.join(states).upper()} ", look.style("badge-warn"))
         if not all(row.is_up for row in rows):
             lost = len({row.target for row in rows if not row.is_up})
             first.append(f" {lost} lost " if facts.kind == FLEET else " its engine is lost ", look.style("badge-bad"))

@@ -38,6 +38,9 @@ class Serving(Protocol):
     def told(self, command: ServingCommand, page: Page) -> str | None:
         """Return what the server itself says of it; ``None`` when it only answers."""
 
+    def shows(self, command: ServingCommand, facts: RemoteFacts) -> bool:
+        """Return whether anything that is read would show that it was done."""
+
     def seen(self, command: ServingCommand, before: RemoteFacts, now: RemoteFacts) -> str | None:
         """Return what shows that it was done; ``None`` while nothing does."""
 

@@ -64,6 +64,9 @@ class Llama:
         said = [f"{told[key]:,} {words}" for key, words in counts if type(told.get(key)) is int]
         return f"the server says: {', '.join(said)}" if said else None
 
+    def shows(self, command: ServingCommand, facts: RemoteFacts) -> bool:
+        return not isinstance(command, SaveSlot)
+
     def seen(self, command: ServingCommand, before: RemoteFacts, now: RemoteFacts) -> str | None:
         assert isinstance(command, EraseSlot | SaveSlot | RestoreSlot)
         was, slot = _slot(before, command.slot_id), _slot(now, command.slot_id)

@@ -110,20 +110,20 @@ class Sglang:
         said = words_of(page)
         return f"the engine says: {said.rstrip('.')}" if said and said != "null" else None
 
+    def shows(self, command: ServingCommand, facts: RemoteFacts) -> bool:
+        return self._clears(command) and facts.events is not None
+
     def seen(self, command: ServingCommand, before: RemoteFacts, now: RemoteFacts) -> str | None:
-        match command:
-            case ResetPrefixCache():
-                return cleared(before, now)
-            case ReleaseMemory(tags) if "kv_cache" in tags:
-                return cleared(before, now)
-        return None
+        return cleared(before, now) if self._clears(command) else None
 
     def unseen(self, command: ServingCommand, now: RemoteFacts) -> str:
-        match command:
-            case ResetPrefixCache() | ReleaseMemory():
-                if now.events is None:
-                    return (
-                        "not visible from here: its metrics stand still while it is idle, and it sends no cache events"
-                    )
-                return "not yet visible"
-        return "this engine has nothing that would show it"
+        if not self._clears(command):
+            return "this engine has nothing that would show it"
+        if now.events is None:
+            return "not visible from here: an idle engine's metrics stand still, and there are no cache events"
+        return "not yet visible"
+
+    @staticmethod
+    def _clears(command: ServingCommand) -> bool:
+        is_release = isinstance(command, ReleaseMemory) and "kv_cache" in command.tags
+        return is_release or isinstance(command, ResetPrefixCache)

@@ -124,6 +124,9 @@ class Vllm:
         status = told.get("status")
         return f"the engine says: {status}" if status in ("sleeping", "awake", "paused", "resumed") else None
 
+    def shows(self, command: ServingCommand, facts: RemoteFacts) -> bool:
+        return facts.events is not None if isinstance(command, ResetPrefixCache) else bool(facts.states)
+
     def seen(self, command: ServingCommand, before: RemoteFacts, now: RemoteFacts) -> str | None:
         emptied = cleared(before, now)
         match command:
