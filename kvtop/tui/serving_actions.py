@@ -48,6 +48,7 @@ _ACTION_OF: Final[dict[type[ServingCommand], str]] = {
     SaveSlot: "slots",
     RestoreSlot: "slots",
 }
+_SERVERS_ONLY: Final = "only for vLLM, SGLang and llama.cpp servers"
 _ALL_MEMORY: Final = ("kv_cache", "weights")
 #: Slots that a sheet offers; the command line takes any.
 _MAX_SLOTS: Final = 4
@@ -60,8 +61,8 @@ class ServingActions(WindActions):
         """Return why ``action`` cannot be done here; ``None`` when it can, or may yet."""
         remote = self.view.remote
         if remote is None:
-            is_here = action.group != "serve" or self.attachment is None
-            return super().refusal(action) if is_here else "only for vLLM, SGLang and llama.cpp servers"
+            is_elsewhere = action.group == "serve" and self.attachment is not None
+            return super().refusal(action) or (_SERVERS_ONLY if is_elsewhere else None)
         if not action.operates:
             return super().refusal(action)
         reasons = [remote.refusal(operation) for operation in _OPERATIONS.get(action.name, ())]

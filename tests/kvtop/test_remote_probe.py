@@ -171,7 +171,7 @@ def breaking_off(connection: socket.socket, over: threading.Event) -> None:
         (answer("", status="401 Unauthorized"), "--token-file"),
         (answer("", status="503 Busy"), "it answers 503"),
         (answer("", status="501 Not Implemented"), "llama.cpp needs --metrics"),
-        (answer(gzip.compress(VLLM.encode()), headers="Content-Encoding: gzip\r\n"), "compressed"),
+        (answer(gzip.compress(VLLM.encode(), mtime=0), headers="Content-Encoding: gzip\r\n"), "compressed"),
     ],
 )
 def test_what_is_no_engine_is_told_in_words(serve: Serve, behaviour: object, words: str) -> None:
