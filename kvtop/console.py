@@ -73,6 +73,7 @@ def make_app(
         UserError: The configuration file names a key or a panel that there is not.
     """
     from kvtop.tui.app import KvtopApp
+    from kvtop.tui.memory import Memory, default_path
     from kvtop.tui.settings import read_settings
 
     return KvtopApp(
@@ -82,7 +83,7 @@ def make_app(
         refresh_hz=look.refresh_hz,
         theme=look.theme,
         ascii_only=look.ascii_only,
-        settings=read_settings(look.tables),
+        settings=read_settings(look.tables, Memory(default_path()) if look.remember else None),
     )
 
 

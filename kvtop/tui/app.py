@@ -55,8 +55,8 @@ class KvtopApp(Learning):
         restart: Gives a new attachment after the engine was lost; ``None`` when that is not on offer.
         again: What the key for that does.
         refresh_hz: Readings a second.
-        theme: Its colours, of ``THEMES``; ``None`` takes the first.
-        settings: What the configuration file says.
+        theme: Its colours, of ``THEMES``; ``None`` takes those of the last time.
+        settings: What the configuration file says, and what is remembered.
         ascii_only: Write ASCII characters only.
         auto_poll: Read by itself; without it, ``poll_once`` takes one step by hand.
         clock: Monotonic seconds, the same as the attachment's.
@@ -87,8 +87,9 @@ class KvtopApp(Learning):
         nvml: Any = None,
         school: School | None = None,
     ) -> None:
-        settings = settings or Settings()
-        self.look = detect_look(ascii_only, theme or DARK.name, settings.table)
+        self.settings = settings = settings or Settings()
+        self.arrangement = settings.arrangement
+        self.look = detect_look(ascii_only, theme or settings.theme or DARK.name, settings.table)
         super().__init__(
             connect,
             restart=restart,
@@ -118,6 +119,9 @@ class KvtopApp(Learning):
     def on_mount(self) -> None:
         self._listen_to_signals()
         self.set_interval(0.5, self._tick)
+        self._place_panels()
+        if self.settings.trouble:
+            self.say(self.settings.trouble, "warn")
         self.call_after_refresh(self.begin)
 
     def begin(self) -> None:
@@ -145,6 +149,7 @@ class KvtopApp(Learning):
             self._show_header()
         if self._note_until_s and self.clock() > self._note_until_s:
             self.say("")
+        self._remember()
 
     # Drawing --------------------------------------------------------------------------------------------------------
 
@@ -179,7 +184,8 @@ class KvtopApp(Learning):
         base.query_one(RemotePane).show(view, self.asked)
         base.query_one(Prefixes).show(view)
         base.query_one(Trends).show(view)
-        base.query_one(Stage).show(view, self.asked)
+        for stage in base.query(Stage):
+            stage.show(view, self.asked)
         base.query_one(EventLine).show(view)
         base.query_one(TooSmall).show(view)
         base.query_one(Footer).redraw()
@@ -225,7 +231,7 @@ class KvtopApp(Learning):
             self.attachment.look_at(
                 seq_id=self.selected,
                 block_id=block.block_id if block.tier == "device" and (is_map or self._is_mirrored) else None,
-                num_victims=MAX_VICTIMS if self.panel == "prefix" else 0,
+                num_victims=MAX_VICTIMS if "prefix" in self.open_panels else 0,
             )
 
     def on_sequences_chosen(self, message: Sequences.Chosen) -> None:

@@ -37,8 +37,8 @@ from kvtop.model import format as fmt
 from kvtop.serving_commands import AnyCommand
 from kvtop.sources.recorded import RecordedSource
 from kvtop.tui.actions import Action
+from kvtop.tui.arrange_actions import ArrangeActions
 from kvtop.tui.background import reason
-from kvtop.tui.look_actions import LookActions
 from kvtop.tui.messages import CommandFinished, PlanReady
 from kvtop.tui.screens.sheet import ActionSheet, Choice, NumberField
 from kvtop.tui.widgets.sequences import Sequences
@@ -61,7 +61,7 @@ _POLICIES: Final[tuple[tuple[str, Policy], ...]] = (
 )
 
 
-class EngineActions(LookActions):
+class EngineActions(ArrangeActions):
     """What is asked of the engine, and what came of it. ``KvtopApp`` is the only subclass."""
 
     _poll_now: threading.Event

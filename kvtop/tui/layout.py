@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from textual.app import ComposeResult
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 
 from kvtop.tui.actions import Action
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.block_map import BlockMap
+from kvtop.tui.widgets.dividers import Body, Bottom
 from kvtop.tui.widgets.header import Header
 from kvtop.tui.widgets.inspector import Inspector, InspectorLine
 from kvtop.tui.widgets.lesson import LessonPane
@@ -35,7 +36,13 @@ Prompt { background: transparent; }
 #right { width: 46; margin-left: 1; display: none; }
 #bottom { height: 6; display: none; }
 #trends { width: 1fr; }
-#events { width: 1fr; margin-left: 1; }
+#bottom > .slot { width: 1fr; margin-left: 1; display: none; }
+#bottom { max-height: 60%; }
+#right { min-width: 24; max-width: 80%; }
+#right > .slot { height: 1fr; display: none; }
+.-beside-sequences #sequences, .-beside-events #side-log, .-beside-stage #side { display: block !important; }
+.-below-sequences #under-list, .-below-events #events, .-below-stage #under { display: block !important; }
+.-side-left #right { margin-left: 0; margin-right: 1; }
 BlockMap { height: 1fr; }
 #list { display: none; height: 1fr; }
 #log { display: none; height: 1fr; }
@@ -44,7 +51,7 @@ BlockMap { height: 1fr; }
 .-remote #remote { display: block; }
 .-remote #left > * { display: none; }
 .-remote #left > #remote { display: block; }
-.-remote #right, .-remote #events, .-remote InspectorLine { display: none !important; }
+.-remote #right, .-remote #bottom > .slot, .-remote InspectorLine { display: none !important; }
 #lesson { display: none; width: 44; margin-left: 1; }
 .-lesson #lesson { display: block; }
 .-lesson #right { display: none !important; }
@@ -54,29 +61,34 @@ BlockMap { height: 1fr; }
 .-huge #lesson { width: 64; }
 #prefixes { display: none; height: 1fr; }
 .-mirror #prefixes { display: block; }
-.-mirror #sequences, .-mirror #events { display: none; }
+.-mirror #right > .slot, .-mirror #bottom > .slot { display: none !important; }
 TooSmall { display: none; height: 1fr; }
 .-wide #right, .-huge #right { display: block; }
 .-huge #right { width: 42%; }
 .-wide.-tall #bottom, .-huge.-tall #bottom { display: block; }
 .-wide InspectorLine, .-huge InspectorLine { display: none; }
+.-wide.-beside-none #right, .-huge.-beside-none #right { display: none; }
+.-wide.-beside-none InspectorLine, .-huge.-beside-none InspectorLine { display: block; }
+.-wide.-tall.-below-none #bottom, .-huge.-tall.-below-none #bottom { display: none; }
 .-narrow.-see-sequences #map, .-narrow.-see-events #map { display: none; }
 .-narrow.-see-sequences #list, .-narrow.-see-events #log { display: block; }
 .-lesson.-see-sequences #map, .-lesson.-see-events #map { display: none; }
 .-lesson.-see-sequences #list, .-lesson.-see-events #log { display: block; }
-.-wide.-short.-see-events #map, .-huge.-short.-see-events #map { display: none; }
-.-wide.-short.-see-events #log, .-huge.-short.-see-events #log { display: block; }
+.-see-sequences.-away-sequences #map, .-short.-see-sequences.-under-sequences #map { display: none; }
+.-see-sequences.-away-sequences #list, .-short.-see-sequences.-under-sequences #list { display: block; }
+.-see-events.-away-events #map, .-short.-see-events.-under-events #map { display: none; }
+.-see-events.-away-events #log, .-short.-see-events.-under-events #log { display: block; }
 .-see-panel #right, .-see-panel #left { display: none; }
 .-see-panel #stage { display: block; }
 .-huge.-see-panel #left { display: block; }
 .-lesson.-huge.-see-panel #left { display: none; }
 .-huge.-see-panel #stage { margin-left: 1; }
-.-big.-big-map #right, .-big.-big-sequences #left, .-big.-big-sequences #inspector { display: none; }
-.-big.-big-sequences #right { width: 1fr; margin-left: 0; }
-.-big.-big-events #body, .-big.-big-events #trends { display: none; }
-.-tall.-big.-big-map #bottom, .-tall.-big.-big-sequences #bottom { display: none; }
-.-tall.-big.-big-events #bottom { height: 1fr; }
-.-big.-big-events #events { margin-left: 0; }
+.-big.-big-left #right, .-big.-big-side #left, .-big.-big-side #inspector { display: none !important; }
+.-big.-big-side #right { width: 1fr; max-width: 100%; margin: 0; }
+.-big.-big-below #body, .-big.-big-below #trends { display: none; }
+.-tall.-big.-big-left #bottom, .-tall.-big.-big-side #bottom { display: none; }
+.-tall.-big.-big-below #bottom { height: 1fr; max-height: 100%; }
+.-big.-big-below #bottom > .slot { margin-left: 0; }
 .-thin Tabs, .-flat Tabs { display: none; }
 .-thin Header, .-flat Header, .-thin #body, .-flat #body, .-thin #bottom, .-flat #bottom { display: none; }
 .-thin InspectorLine, .-flat InspectorLine, .-thin EventLine, .-flat EventLine { display: none; }
@@ -94,7 +106,7 @@ def panes(look: Look, refusal: Callable[[Action], str | None]) -> ComposeResult:
     """
     yield Header(look)
     yield Tabs(look)
-    with Horizontal(id="body"):
+    with Body(id="body"):
         with Vertical(id="left"):
             yield BlockMap(look, id="map")
             yield Sequences(look, id="list")
@@ -102,13 +114,17 @@ def panes(look: Look, refusal: Callable[[Action], str | None]) -> ComposeResult:
             yield RemotePane(look, id="remote")
         with Vertical(id="right"):
             yield Inspector(look, id="inspector")
-            yield Sequences(look, id="sequences")
+            yield Sequences(look, id="sequences", classes="slot")
+            yield Events(look, id="side-log", classes="slot")
+            yield Stage(look, id="side", classes="slot")
             yield Prefixes(look, id="prefixes")
         yield Stage(look, id="stage")
         yield LessonPane(look, id="lesson")
-    with Horizontal(id="bottom"):
+    with Bottom(id="bottom"):
         yield Trends(look, id="trends")
-        yield Events(look, id="events")
+        yield Events(look, id="events", classes="slot")
+        yield Sequences(look, id="under-list", classes="slot")
+        yield Stage(look, id="under", classes="slot")
     yield InspectorLine(look)
     yield EventLine(look)
     yield Footer(look, refusal)

@@ -81,4 +81,5 @@ class Leaving(Watching):
         """Put the signals back and let the engine go."""
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
+        self.remember_now()
         await self.let_go()

@@ -18,10 +18,11 @@ from kvtop.panels.beside import Beside
 from kvtop.panels.catalog import CONTENTS
 from kvtop.panels.content import Asked
 from kvtop.serving_commands import AnyCommand
-from kvtop.tui.actions import ACTIONS, USUAL, Action
+from kvtop.tui.actions import ACTIONS, Action
+from kvtop.tui.arrangement import LINES, NONE, PANELS, PERCENT
 from kvtop.tui.background import Background
 from kvtop.tui.map_actions import MapActions
-from kvtop.tui.messages import Exported
+from kvtop.tui.messages import Told
 from kvtop.tui.screens.prompt import Prompt
 from kvtop.tui.shades import MODES
 from kvtop.tui.themes import THEMES
@@ -37,8 +38,6 @@ _MAX_ASKED: Final = 500
 _MAX_LINES: Final = 100
 #: Points of the history that a key scrolls.
 _SCROLL: Final = 30
-#: Panels by what ``:panel`` calls them.
-PANELS: Final = tuple(a.name[6:-2] for a in USUAL.panels)
 #: Commands that need no plan to look at first.
 _AT_ONCE: Final = (Pause, Resume, Step, SetSpeed)
 
@@ -48,6 +47,14 @@ LOOKS: Final = {
     "sequence": ("sequence ID", "select a sequence and go to its last block"),
     "colour": (f"colour {'|'.join(MODES)}", "colour the map"),
     "panel": ("panel NAME", f"one of {', '.join(PANELS)}"),
+    "beside": ("beside PANEL", "the panel beside the map, or none"),
+    "below": ("below PANEL", "the panel below the map, or none"),
+    "side": ("side right|left", "where what is beside the map stands"),
+    "side-width": (f"side-width {PERCENT[0]}-{PERCENT[1]}", "its share of the columns, in percent"),
+    "below-height": (f"below-height {LINES[0]}-{LINES[1]}", "lines of what is below the map"),
+    "order": ("order PANEL…", "the tabs that come first"),
+    "hide": ("hide PANEL…", "take tabs away"),
+    "unhide": ("unhide PANEL…", "show them again"),
     "sort": (f"sort {'|'.join(ORDERS)}", "sort the sequences"),
     "find": ("find WORDS", "show only sequences and events with these words"),
     "theme": (f"theme {'|'.join(THEMES)}", "change the colours"),
@@ -86,6 +93,13 @@ class LookActions(MapActions):
         """Return why an action cannot be done; ``None`` when it can."""
         raise NotImplementedError
 
+    def _place_panels(self) -> None:
+        raise NotImplementedError
+
+    def arrange_line(self, name: str, text: str) -> None:
+        """Do what a line of the command line says of the arrangement."""
+        raise NotImplementedError
+
     def _may(self, name: str) -> Any:
         raise NotImplementedError
 
@@ -112,10 +126,13 @@ class LookActions(MapActions):
         self._shrink()
         base.query_one(Tabs).open(what)
         if what in CONTENTS:
-            action = self.look.table.of(f"show('{what}')")
-            base.query_one(Stage).open(what, action.shown, action.help[:1].upper() + action.help[1:].partition(":")[0])
+            self._open_stage(base.query_one("#stage", Stage), what)
         self._look_at()
-        names = {"map": ("#map",), "sequences": ("#sequences", "#list"), "events": ("#events", "#log")}
+        names = {
+            "map": ("#map",),
+            "sequences": ("#sequences", "#under-list", "#list"),
+            "events": ("#events", "#side-log", "#log"),
+        }
 
         def focus() -> None:
             self._show(everything=True)
@@ -126,6 +143,10 @@ class LookActions(MapActions):
                     return
 
         self.call_after_refresh(focus)
+
+    def _open_stage(self, stage: Stage, panel: str) -> None:
+        action = self.look.table.of(f"show('{panel}')")
+        stage.open(panel, action.shown, action.help[:1].upper() + action.help[1:].partition(":")[0])
 
     def on_tabs_clicked(self, message: Tabs.Clicked) -> None:
         self.call_later(self.run_action, message.action)
@@ -138,14 +159,17 @@ class LookActions(MapActions):
         if base.has_class("-big"):
             self._shrink()
             return
-        focused = self.focused
-        what = "sequences" if isinstance(focused, Sequences) else "events" if isinstance(focused, Events) else "map"
+        around = {node.id for node in self.focused.ancestors} if self.focused else set()
+        what = "side" if "right" in around else "below" if "bottom" in around else "left"
         base.add_class("-big", f"-big-{what}")
+        self._place_panels()
 
     def _shrink(self) -> bool:
         base = self._base
         was_big = base.has_class("-big")
-        base.remove_class("-big", "-big-map", "-big-sequences", "-big-events")
+        base.remove_class("-big", "-big-left", "-big-side", "-big-below")
+        if was_big:
+            self._place_panels()
         return was_big
 
     # Finding and sorting --------------------------------------------------------------------------------------------
@@ -257,8 +281,8 @@ class LookActions(MapActions):
         if space:
             use = LOOKS[name][0] if name in LOOKS else command_text.usage(name) if name in self._kinds else ""
             choices = [w for w in use.partition(" ")[2].split(" ")[0].split("|") if w.islower()]
-            if name == "panel":
-                choices = list(PANELS)
+            if name == "panel" or "PANEL" in use:
+                choices = [*PANELS, NONE] if name in ("beside", "below") else list(PANELS)
             found = [(f"{name} {choice}", "") for choice in choices if f"{name} {choice}".startswith(typed)]
             return found or ([(use, "")] if use else [])
         keys = {a.line: f"  ({a.shown})" for a in self.look.table.actions if a.shown}
@@ -303,6 +327,8 @@ class LookActions(MapActions):
                 self.main.set_mode(_one_of(name, rest, MODES))  # type: ignore[arg-type]
             case "panel":
                 self.action_show(_one_of(name, rest, PANELS))
+            case "beside" | "below" | "side" | "side-width" | "below-height" | "order" | "hide" | "unhide":
+                self.arrange_line(name, rest)
             case "sort":
                 self.sort_by(_one_of(name, rest, ORDERS))
             case "find":
@@ -344,14 +370,14 @@ class LookActions(MapActions):
         def work() -> None:
             try:
                 number = export.write_rows(path, export.rows_of(panel, view, asked), step, view.source)
-                self.post_message(Exported(f"written: {path}, {number} rows", True))
+                self.post_message(Told(f"written: {path}, {number} rows", True))
             except UserError as error:
-                self.post_message(Exported(str(error), False))
+                self.post_message(Told(str(error), False))
 
         if not self._background.submit(work):
             self.say("too many commands are waiting", "bad")
 
-    def on_exported(self, message: Exported) -> None:
+    def on_told(self, message: Told) -> None:
         self.say(message.text, "good" if message.ok else "bad")
 
     def _note_command(self, command: AnyCommand, outcome: Outcome, at: str) -> None:

@@ -75,8 +75,8 @@ class ExperimentDone(Message):
         self.run, self.results = run, results
 
 
-class Exported(Message):
-    """An export has ended, well or not."""
+class Told(Message):
+    """A task beside the screen has something to say: an export that ended, or what could not be remembered."""
 
     def __init__(self, text: str, ok: bool) -> None:
         super().__init__()

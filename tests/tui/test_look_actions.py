@@ -14,7 +14,7 @@ from allocator.commands import Compact, Pause, Pin, Resize, SetSpeed, Step
 from allocator.snapshot import CompactionRecord, CopyNumbers, LockNumbers
 from kvtop.panels.catalog import CONTENTS
 from kvtop.tui.actions import ACTIONS
-from kvtop.tui.look_actions import PANELS
+from kvtop.tui.arrangement import PANELS
 from kvtop.tui.screens.prompt import Prompt
 from kvtop.tui.screens.sheet import ActionSheet
 from kvtop.tui.themes import THEMES
@@ -148,7 +148,7 @@ async def test_every_panel_fits_every_layout(size):
             assert len(rows) == size[1]
             assert all(len(row) == size[0] for row in rows), panel
             if panel in CONTENTS:
-                stage = c.app.query_one(Stage)
+                stage = c.app.query_one("#stage", Stage)
                 assert stage.size.height >= 12
                 assert (c.app.main.size.width > 0) == (size[0] >= 160)
 

@@ -77,8 +77,8 @@ def event_line(look: Look, event: Event, width: int) -> Text:
 class Events(Pane):
     """The latest events, newest first."""
 
-    def __init__(self, look: Look, *, id: str | None = None) -> None:
-        super().__init__(look, id=id)
+    def __init__(self, look: Look, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(look, id=id, classes=classes)
         self.wanted = ""
         self._all: tuple[Event, ...] = ()
         self._events: tuple[Event, ...] = ()

@@ -51,8 +51,8 @@ class Sequences(Pane):
             super().__init__()
             self.order = order
 
-    def __init__(self, look: Look, *, id: str | None = None) -> None:
-        super().__init__(look, id=id)
+    def __init__(self, look: Look, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(look, id=id, classes=classes)
         self.cursor: int | None = None
         self.order, self.inverted = ORDERS[0], False
         self.wanted = ""

@@ -14,6 +14,7 @@ from kvtop.model.view import View
 from kvtop.panels.catalog import CONTENTS
 from kvtop.panels.content import Asked, Entry, Section
 from kvtop.tui.actions import Action
+from kvtop.tui.arrangement import Arrangement
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Lines, Pane, bar, fit, line, printable, rule, spark
 
@@ -29,8 +30,8 @@ class Stage(Pane):
         panel: Its name, of ``CONTENTS``.
     """
 
-    def __init__(self, look: Look, *, id: str | None = None) -> None:
-        super().__init__(look, id=id)
+    def __init__(self, look: Look, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(look, id=id, classes=classes)
         self.panel = "prefix"
         self._sections: tuple[Section, ...] = ()
         self._key, self._title = "", ""
@@ -161,6 +162,19 @@ class Tabs(Lines):
 
     DEFAULT_CSS = "Tabs { height: 1; }"
 
+    class Dropped(Message):
+        """A tab was dragged and let go.
+
+        Attributes:
+            panel: Whose it is.
+            before: The panel whose tab it was let go on; ``None`` elsewhere.
+            column, line: Where it was let go, on the screen.
+        """
+
+        def __init__(self, panel: str, before: str | None, column: int, line: int) -> None:
+            super().__init__()
+            self.panel, self.before, self.column, self.line = panel, before, column, line
+
     class Clicked(Message):
         """A tab was clicked: do this action."""
 
@@ -172,6 +186,14 @@ class Tabs(Lines):
         super().__init__(look, id=id)
         self.current = "map"
         self._places: list[tuple[int, int, Action]] = []
+        self._placed = Arrangement()
+        self._held: Action | None = None
+        self._was_dragged = False
+
+    def follow(self, arrangement: Arrangement) -> None:
+        """Name the panels in another order, without those that are hidden."""
+        self._placed = arrangement
+        self.redraw()
 
     def open(self, panel: str) -> None:
         """Mark another panel as the one that is shown."""
@@ -182,7 +204,8 @@ class Tabs(Lines):
         look = self.look
         text = line(" ")
         self._places = []
-        actions = look.table.panels
+        hidden = {*self._placed.hidden} - {self.current}
+        actions = [look.table.of(f"show('{name}')") for name in self._placed.tabs if name not in hidden]
         current = f"show('{self.current}')"
         gap = "  " if sum(cell_len(a.shown) + len(a.label) + 3 for a in actions) < width else " "
         letters = _letters(actions, current, width)
@@ -199,7 +222,26 @@ class Tabs(Lines):
         text.rstrip()
         return [text]
 
+    def _at(self, column: int) -> Action | None:
+        return next((action for start, stop, action in self._places if start <= column < stop), None)
+
     def on_click(self, event: events.Click) -> None:
-        for start, stop, action in self._places:
-            if start <= event.x < stop:
-                self.post_message(self.Clicked(action.name))
+        action = self._at(int(event.x))
+        if action is not None and not self._was_dragged:
+            self.post_message(self.Clicked(action.name))
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._held, self._was_dragged = self._at(int(event.x)), False
+        if self._held is not None:
+            self.capture_mouse()
+
+    def on_mouse_up(self, event: events.MouseUp) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        self.release_mouse()
+        column, row = int(event.screen_x), int(event.screen_y)
+        on = self._at(column - self.region.x) if row == self.region.y else None
+        if on is not held:
+            self._was_dragged = True
+            self.post_message(self.Dropped(held.name[6:-2], on.name[6:-2] if on else None, column, row))
