@@ -121,7 +121,7 @@ ACTIONS: Final = (
         "panel",
     ),
     Action("show('gpu')", ("u",), "u", "gpu", "GPUs of this machine: memory, use, power, heat, processes", "panel"),
-    Action("arrange", ("f2",), "F2", "", "arrange the panels: beside, below, order of the tabs, hidden ones", "panel"),
+    Action("arrange", ("f4",), "F4", "", "arrange the panels: beside, below, order of the tabs, hidden ones", "panel"),
     Action("beside", ("vertical_line",), "|", "", "the next panel beside the map", "panel"),
     Action("below", ("underscore",), "_", "", "the next panel below the map", "panel"),
     Action("width('more')", ("greater_than_sign",), "> <", "", "more or less width beside the map", "panel"),

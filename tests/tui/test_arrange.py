@@ -34,7 +34,7 @@ def remembered(memory: Memory) -> dict[str, object]:
 
 async def test_action_arrange():
     async with console() as c:
-        await c.press("f2")
+        await c.press("f4")
         assert isinstance(c.app.screen, ArrangeScreen)
         await c.press("j", "b")
         assert c.app.arrangement.beside == "events"
@@ -48,7 +48,7 @@ async def test_action_arrange():
         assert here.side_width is not None
         await c.press("0")
         assert c.app.arrangement == AT_FIRST
-        await c.press("f2")
+        await c.press("f4")
         assert not isinstance(c.app.screen, ArrangeScreen)
 
 
@@ -192,7 +192,7 @@ async def test_the_focused_pane_takes_the_screen_wherever_it_stands():
 
 async def test_the_list_scrolls_where_it_has_no_room():
     async with console(size=(60, 16)) as c:
-        await c.press("f2", *["down"] * 20, "space")
+        await c.press("f4", *["down"] * 20, "space")
         assert c.app.arrangement.hidden == (PANELS[-1],)
         assert PANELS[-1] in c.app.screen.list.line_text(c.app.screen.list.size.height - 6)
 
@@ -250,7 +250,7 @@ async def test_tabs_are_dragged():
 
 async def test_the_list_is_clicked():
     async with console() as c:
-        await c.press("f2")
+        await c.press("f4")
         area = c.app.screen.list.region
         row = area.y + 1 + PANELS.index("locks")
         await c.pilot.click(offset=(area.x + 23, row))

@@ -125,7 +125,7 @@ def test_without_a_key_an_action_is_named_by_its_line(file: Path):
     assert table.of("compact").shown == ""
 
 
-KEYS = "[keys]\ncompact = ['K', 'f5']\nhelp = 'f4'\npause = 'W'\nshow-prefix = 'ctrl+p'\nadvice = []\nhold = 'J'\n"
+KEYS = "[keys]\ncompact = ['K', 'f5']\nhelp = 'f8'\npause = 'W'\nshow-prefix = 'ctrl+p'\nadvice = []\nhold = 'J'\n"
 
 
 async def test_the_keys_do_what_the_file_says(file: Path):
@@ -161,10 +161,10 @@ async def test_footer_tabs_and_help_name_the_keys(file: Path):
         assert "^P prefix" in c.text_of("Tabs")
         footer = c.text_of("Footer")
         assert "K compact" in footer
-        assert "F4 help" in footer
+        assert "F8 help" in footer
         assert "W pause" in footer
         assert "advice" not in footer
-        await c.press("f4")
+        await c.press("f8")
         screen = c.app.screen
         assert isinstance(screen, HelpScreen)
         said = screen.text().plain
@@ -172,5 +172,5 @@ async def test_footer_tabs_and_help_name_the_keys(file: Path):
         assert "  :advice " in said
         await c.press("question_mark")
         assert isinstance(c.app.screen, HelpScreen)
-        await c.press("f4")
+        await c.press("f8")
         assert not isinstance(c.app.screen, HelpScreen)
