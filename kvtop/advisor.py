@@ -18,7 +18,7 @@ from kvtop.engine_setup import MIN_SWAP_RATIO
 from kvtop.model.format import blocks, count, percent, seconds, size
 
 Severity = Literal["fine", "advice", "warning"]
-Topic = Literal["block size", "swap space", "policy", "watermark", "compaction", "cache size"]
+Topic = Literal["block size", "swap space", "policy", "watermark", "compaction", "cache size", "traffic"]
 Number = int | float | bool | None
 
 #: Bytes of one block id in a block table.

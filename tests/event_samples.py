@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +57,52 @@ class Engine:
     def replay(self, start: int) -> Iterator[tuple[int, bytes]]:
         self.asked.append(start)
         return iter([entry for entry in self.sent[-self.buffer :] if entry[0] >= start])
+
+
+class LruEngine:
+    """A prefix cache of ``capacity`` blocks, one request at a time, least recently used out first; it tells events.
+
+    Attributes:
+        hits: Blocks that requests found.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.hits = 0
+        self._capacity = capacity
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    def serve(self, chain: list[int], size: int = 16) -> list[dict[str, Any]]:
+        """Serve a request for a chain of blocks, and return what its engine would publish."""
+        found = 0
+        while found < len(chain) and chain[found] in self._idle:
+            found += 1
+        self.hits += found
+        for h in chain[:found]:
+            del self._idle[h]
+        gone = []
+        while len(self._idle) + len(chain) > self._capacity:
+            gone.append(self._idle.popitem(last=False)[0])
+        for h in reversed(chain):  # the tail is the first to go
+            self._idle[h] = None
+        told = [removed(h, medium="GPU") for h in gone]
+        if found < len(chain):
+            told.append(stored(chain[found:], chain[found - 1] if found else None, size=size, medium="GPU"))
+        return told
+
+
+def chats(count: int, seed: int, users: int = 24) -> list[list[int]]:
+    """Return requests whose chains go on from earlier ones, each with at least one block of its own at the end."""
+    rng = random.Random(seed)
+    pasts: list[list[int]] = [[] for _ in range(users)]
+    system = [rng.getrandbits(63) for _ in range(6)]
+    made = []
+    for _ in range(count):
+        user = min(rng.randrange(users), rng.randrange(users))
+        past = pasts[user] if pasts[user] and rng.random() < 0.9 else list(system)
+        chain = [*past, *(rng.getrandbits(63) for _ in range(rng.randint(1, 8)))]
+        pasts[user] = chain if len(chain) < 50 else []
+        made.append(chain)
+    return made
 
 
 class Publisher:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvtop.model.observation import Focus, Observation, RemoteObservation
+from kvtop.model.what_if import WhatIf
+
+
+@runtime_checkable
+class Estimates(Protocol):
+    """A source that can estimate what other caches would have made of its engine's traffic."""
+
+    def what_if(self) -> WhatIf | None:
+        """Return the newest estimates, ``None`` before the first; asking has newer ones made."""
 
 
 class Source(Protocol):

@@ -20,7 +20,9 @@ from kvtop.attachment import Attachment
 from kvtop.model.mirror import PLACEMENT
 from kvtop.model.observation import MAX_VICTIMS
 from kvtop.model.view import View
+from kvtop.model.what_if import WhatIf
 from kvtop.panels.beside import PANELS as ANY_ENGINE
+from kvtop.sources.base import Estimates
 from kvtop.sources.remote.fleet import Openable
 from kvtop.tui import layout
 from kvtop.tui.actions import bindings
@@ -190,7 +192,7 @@ class KvtopApp(Learning):
         base.query_one(TooSmall).show(view)
         base.query_one(Footer).redraw()
         if isinstance(self.screen, AdviceScreen):
-            self.screen.show(view)
+            self.screen.show(view, self._estimates)
         self._show_inspector()
 
     def _show_inspector(self) -> None:
@@ -245,11 +247,17 @@ class KvtopApp(Learning):
 
     # Looking --------------------------------------------------------------------------------------------------------
 
+    @property
+    def _estimates(self) -> WhatIf | None:
+        """What other caches would have made of an attached engine's traffic; asking has newer estimates made."""
+        source: object = self.attachment.source if self.attachment else None
+        return source.what_if() if isinstance(source, Estimates) else None
+
     def action_help(self) -> None:
         self.push_screen(HelpScreen(self.look, self.refusal))
 
     def action_advice(self) -> None:
-        self.push_screen(AdviceScreen(self.look, self.view))
+        self.push_screen(AdviceScreen(self.look, self.view, self._estimates))
 
     def action_move(self, way: str) -> None:
         if self.view.remote is not None and self.panel == "map" and not self._is_mirrored:

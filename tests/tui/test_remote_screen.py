@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,13 @@ from tui_fakes import console
 
 from kvtop.model.observation import RemoteObservation
 from kvtop.model.remote import FLEET, EngineRow, EventFacts, PrefixLine, RemoteFacts
+from kvtop.model.what_if import WhatIf
 from kvtop.sources.remote.capabilities import capabilities_of
 from kvtop.sources.remote.fleet import Fleet
 from kvtop.sources.remote.kv_events import decode
+from kvtop.sources.remote.lookups import Lookup
 from kvtop.sources.remote.residency import Residency
+from kvtop.sources.remote.what_if import what_if
 from kvtop.sources.scripted import ScriptedSource
 
 MISSING = {"operations": "read only: a test", "sequences": "not offered by this engine"}
@@ -232,3 +236,38 @@ async def test_a_mirror_needs_events_and_goes_with_them() -> None:
         await c.poll()
         assert not c.app.main.display
         assert c.app._base.query_one("#remote").display
+
+
+class Estimating(ScriptedSource):
+    """A source that has estimates from the second time on that it is asked."""
+
+    asked_for = 0
+
+    def what_if(self) -> WhatIf | None:
+        self.asked_for += 1
+        lookups = {0: [Lookup([1, 2, 3, 4], 0, 1.0), Lookup([1, 2, 5, 6], 2, 9.0, again=1)]}
+        return what_if(lookups, 64, 4, block_size=16, is_told=True) if self.asked_for > 1 else None
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 50)])
+async def test_advice_for_an_attached_engine_is_what_its_events_allow(size: tuple[int, int]) -> None:
+    engine = Estimating([mirrored("gap: partial")], name="h:1", missing=MISSING)
+    async with console(source=engine, size=size) as c:
+        assert engine.asked_for == 0  # nobody pays for what nobody looks at
+        await c.press("a")
+        assert "Working out what other caches would have made" in c.screen_text()
+        await c.poll()
+        text = " ".join(re.sub(r"[^ -~]", " ", c.screen_text()).split())
+        assert "25.0% were resident" in text
+        assert "leaves no event" in text
+        if size[1] > 24:
+            assert "64 blocks" in text
+            assert "32 tokens" in text
+            assert "FIFO" in text
+            assert "known only in part: gap: partial" in text
+
+
+async def test_advice_without_events_says_what_it_needs() -> None:
+    async with console(source=source(facts())) as c:
+        await c.press("a")
+        assert "Estimates need the engine's cache events" in c.screen_text()

@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, RemoteObservation
 from kvtop.model.remote import FLEET, EngineRow, RemoteFacts
+from kvtop.model.what_if import WhatIf
+from kvtop.sources.base import Estimates
 
 
 class RemoteReader(Protocol):
@@ -75,6 +77,11 @@ class Fleet:
         self._is_first = False
         rows = [row for source in self._sources.values() for row in self._rows(source, focus, wait_s)]
         return RemoteObservation(RemoteFacts(FLEET, None, "", tuple(rows)))
+
+    def what_if(self) -> WhatIf | None:
+        """Return the opened server's estimates."""
+        source: object = self._sources.get(self._opened or "")
+        return source.what_if() if isinstance(source, Estimates) else None
 
     def close(self) -> None:
         """Stop reading all. Safe to call twice."""

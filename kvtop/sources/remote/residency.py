@@ -13,7 +13,8 @@ from allocator.ids import Tier
 from kvtop.model.mirror import MirrorBlock, MirrorPlace, MirrorReading
 from kvtop.model.remote import PrefixLine
 from kvtop.sources.remote.kv_events import Batch, Cleared, Removed, Stored
-from kvtop.sources.remote.placement import Medium, Region, arrays_of, places_of
+from kvtop.sources.remote.lookups import Lookups
+from kvtop.sources.remote.placement import DEVICE, Medium, Region, arrays_of, places_of
 
 #: Resident blocks kept at most: events are somebody's word, and memory is ours.
 MAX_BLOCKS: Final = 4_000_000
@@ -47,6 +48,7 @@ class Residency:
         earliest_s, latest_s: Times of the first and the newest batch, by the engine's clock.
         version: Changes whenever something is stored, removed or forgotten.
         block_size: Tokens a block, as last told; 0 when not told.
+        lookups: What the device's events imply of the requests, by rank.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
@@ -59,6 +61,8 @@ class Residency:
         self._places: defaultdict[Place, dict[int, _Block]] = defaultdict(dict)
         self._regions: defaultdict[Medium, Region] = defaultdict(Region)
         self._owners = 0
+        self.lookups: dict[int, Lookups] = {}
+        self._chained: dict[int, int] = {}
         self._size = 0
         self._lives = 0
         self._life_s = 0.0
@@ -83,6 +87,8 @@ class Residency:
         for place in [place for place in self._places if place[0] == rank]:
             self._size -= len(self._places.pop(place))
             self._regions.pop(place[:2], None)
+        if rank in self.lookups:
+            self.lookups[rank].forget()
         self.version += 1
         if not self._size:
             self.is_full = False
@@ -105,6 +111,11 @@ class Residency:
         if len(self._places) == 1:
             return len(next(iter(self._places.values())))
         return len(set().union(*self._places.values())) if self._places else 0
+
+    @property
+    def top(self) -> int:
+        """Most blocks of one rank that were on the device at once."""
+        return max((region.top for (_, medium), region in self._regions.items() if medium == DEVICE), default=0)
 
     @property
     def mean_life_s(self) -> float | None:
@@ -158,6 +169,10 @@ class Residency:
             return
         blocks = self._places[rank, event.medium, event.group]
         region = self._regions[rank, event.medium]
+        # Of several groups that cache one chain, the first that tells it stands for all.
+        if event.is_chain and event.medium == DEVICE and self._chained.setdefault(rank, event.group) == event.group:
+            found = self.lookups.setdefault(rank, Lookups())
+            found.store(event, time_s, blocks.__contains__, lambda h: _chain(blocks, h))
         before, is_first = event.parent, event.parent is None and event.is_chain
         owner, tokens = self._owner_behind(blocks, region, before, time_s), event.block_size if event.is_chain else 0
         if event.block_size:
@@ -251,7 +266,7 @@ class Residency:
             h,
             block.parent,
             block.is_rooted,
-            _depth(blocks, h),
+            None if (chain := _chain(blocks, h)) is None else len(chain),
             region.tokens(at) or None,
             block.copies,
             tuple(groups),
@@ -262,12 +277,15 @@ class Residency:
         )
 
 
-def _depth(blocks: Mapping[int, _Block], h: int) -> int | None:
+def _chain(blocks: Mapping[int, _Block], h: int) -> list[int] | None:
     """Return the blocks from the first one to this one; ``None`` when its beginning is not there, or if it has none."""
-    depth = 1
-    while not blocks[h].is_rooted:
-        parent = blocks[h].parent
-        if parent is None or parent not in blocks or depth > len(blocks):
+    chain: list[int] = []
+    block = blocks.get(h)
+    while block is not None and len(chain) <= len(blocks):
+        chain.append(h)
+        if block.is_rooted:
+            return chain[::-1]
+        if block.parent is None:
             return None
-        h, depth = parent, depth + 1
-    return depth
+        h, block = block.parent, blocks.get(block.parent)
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,7 +14,9 @@ import msgspec
 from kvtop.errors import UserError
 from kvtop.model.observation import Focus, RemoteObservation
 from kvtop.model.remote import RemoteFacts
+from kvtop.model.what_if import WhatIf
 from kvtop.sources.remote.capabilities import NOT_OFFERED, READ_ONLY
+from kvtop.sources.remote.estimator import Estimator
 from kvtop.sources.remote.fetch import Fetcher, Remote
 from kvtop.sources.remote.polling import EVERY_S, Poller
 from kvtop.sources.remote.probe import EventEndpoint, Probe
@@ -71,6 +74,9 @@ class RemoteSource:
             self._subscriber.start()
         self._is_told = not events
         self._restarts = 0
+        self._facts: RemoteFacts | None = None
+        self._joined = (0.0, 0.0)
+        self._estimator = Estimator(self._estimate)
         self._poller = Poller(self._ask, release=self._release, every_s=every_s)
         self._is_started = False
         self._starting = threading.Lock()
@@ -107,9 +113,45 @@ class RemoteSource:
         self._start()
         return self._poller.after(at_s, timeout_s)
 
+    def what_if(self) -> WhatIf | None:
+        """Return the newest estimates of what other caches would have made of its traffic, and have newer ones made.
+
+        ``None`` before the first, and without cache events.
+        """
+        return self._estimator.newest() if self._subscriber is not None else None
+
+    def _estimate(self) -> WhatIf | None:
+        subscriber, facts = self._subscriber, self._facts
+        if subscriber is None or facts is None:
+            return None
+        from kvtop.sources.remote.what_if import what_if
+
+        seen = subscriber.lookups()
+        told = [row.total_blocks for row in facts.rows if row.total_blocks]
+        held = [row.used_blocks or 0 for row in facts.rows]
+        capacity = max(told, default=seen.top)
+        if not capacity:
+            return None
+        made = what_if(
+            seen.by_rank,
+            capacity,
+            min(capacity, round(sum(held) / len(held))),
+            block_size=seen.block_size,
+            is_told=bool(told),
+        )
+        queries, hits = (after - before for after, before in zip(_told_lookups(facts), self._joined, strict=True))
+        traffic = replace(made.traffic, unknown=seen.unknown)
+        # What was replayed may be from before the counters were first read.
+        is_since = facts.events is not None and not facts.events.replayed
+        is_told = is_since and queries > 0 and all(row.hit_unit == "tokens" for row in facts.rows)
+        return replace(
+            made, traffic=traffic, told_queries=queries if is_told else None, told_hits=hits if is_told else None
+        )
+
     def close(self) -> None:
         """Stop reading. Safe to call twice."""
         self._poller.close()
+        self._estimator.close()
         if not self._is_started:
             self._release()
 
@@ -124,6 +166,9 @@ class RemoteSource:
         if self._is_told and self._subscriber is None and self._probe.endpoints:
             self._subscriber = Subscriber(self._probe.endpoints)
             self._subscriber.start()
+        if self._facts is None:
+            self._joined = _told_lookups(facts)
+        self._facts = facts
         if facts.restarts > self._restarts:
             self._restarts = facts.restarts
             if self._subscriber is not None:
@@ -134,6 +179,11 @@ class RemoteSource:
         self._fetcher.close()
         if self._subscriber is not None:
             self._subscriber.close()
+
+
+def _told_lookups(facts: RemoteFacts) -> tuple[float, float]:
+    """Return the looked-up and hit tokens that all engines behind an address have counted."""
+    return sum(row.queries or 0.0 for row in facts.rows), sum(row.hits or 0.0 for row in facts.rows)
 
 
 def split_url(url: str) -> tuple[str, str | None]:

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvtop.errors import UserError
 from kvtop.model.mirror import MirrorReading
 from kvtop.model.remote import EventFacts, PrefixLine
 from kvtop.sources.remote.feed import END, BadFraming, Feed, unframe
+from kvtop.sources.remote.lookups import Lookup
 from kvtop.sources.remote.probe import EventEndpoint
 from kvtop.sources.remote.residency import Residency
 
@@ -36,6 +37,22 @@ _BEHIND_TURNS: Final = 20
 _PREFIX_SHARE: Final = 0.05
 #: Seconds that who asks for facts waits for the thread.
 _PATIENCE_S: Final = 0.5
+
+
+class Lookups(NamedTuple):
+    """What a stream implies of the requests behind it.
+
+    Attributes:
+        by_rank: The lookups of each rank, oldest first.
+        unknown: Lookups left out, since the beginning of their chain is not known.
+        block_size: Tokens a block; 0 when not told.
+        top: Most blocks of one rank that were resident on the device at once.
+    """
+
+    by_rank: Mapping[int, Sequence[Lookup]]
+    unknown: int
+    block_size: int
+    top: int
 
 
 class Subscriber:
@@ -143,6 +160,17 @@ class Subscriber:
             return made
         finally:
             self._lock.release()
+
+    def lookups(self) -> Lookups:
+        """Return what the events imply of the requests, by rank, with the blocks that were resident at most.
+
+        Cost: a copy of the open ones.
+        """
+        with self._lock:
+            residency = self._residency
+            told = {rank: found.newest() for rank, found in residency.lookups.items()}
+            unknown = sum(found.unknown for found in residency.lookups.values())
+            return Lookups(told, unknown, residency.block_size, residency.top)
 
     def _state(self) -> str:
         if self._turns_behind > _BEHIND_TURNS:
