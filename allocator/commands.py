@@ -150,6 +150,10 @@ class VerifyContents(_Command, frozen=True, tag=True):
     """Check every law now, and in stamp mode read every slot back."""
 
 
+class Abort(_Command, frozen=True, tag=True):
+    """End the command in progress before its next slice: what it has moved stays moved, and every law holds."""
+
+
 class InjectFault(_Command, frozen=True, tag=True):
     """Let something go wrong on purpose.
 
@@ -194,6 +198,7 @@ Command: TypeAlias = (
     | VerifyContents
     | InjectFault
     | Annotate
+    | Abort
 )
 
 

@@ -7,15 +7,16 @@ the engine, which calls it between steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, assert_never
 
 from allocator.auto_compaction import LOOK_EVERY_STEPS, AutoCompaction, Fragmentation
 from allocator.commands import Compact
-from allocator.errors import Refused, RequestError, StorageError
+from allocator.errors import Cancelled, Refused, RequestError, StorageError
 from allocator.metrics import external_ratio, run_lengths
 from allocator.plans import MovePlan
 from allocator.snapshot import MAX_COMPACTIONS, CompactionRecord, CompactionTrigger
+from allocator.work import Work, slices_of
 
 if TYPE_CHECKING:
     from allocator.engine import Engine
@@ -30,11 +31,13 @@ class Moves:
         moved_bytes: Bytes read for that.
         seconds: Time the copies took.
         error: Why it ended before its last stage; ``None`` when it did not.
+        work: The command that they are; ``None`` where no operator asked for them.
     """
 
-    __slots__ = ("ended", "error", "moved_blocks", "moved_bytes", "seconds", "stages")
+    __slots__ = ("ended", "error", "moved_blocks", "moved_bytes", "seconds", "stages", "work")
 
-    def __init__(self, plan: MovePlan, ended: Callable[[Moves], None]) -> None:
+    def __init__(self, plan: MovePlan, ended: Callable[[Moves], None], work: Work | None) -> None:
+        self.work = work
         self.stages = deque(plan.stages)
         self.ended = ended
         self.moved_blocks = self.moved_bytes = 0
@@ -91,14 +94,19 @@ class Compactor:
         if self.auto.trigger is not None:
             self._end_auto()
 
-    def run_now(self, make_plan: Callable[[], MovePlan], command: Compact) -> MovePlan:
-        """Carry out an operator's compaction now; return its plan.
+    def run_now(
+        self, make_plan: Callable[[], MovePlan], command: Compact, work: Work, slice_size: int
+    ) -> Generator[None, None, MovePlan]:
+        """Carry out an operator's compaction, slice by slice; return its plan.
 
         Args:
-            make_plan: Makes the plan; no attached program can take its blocks before the first stage has begun.
+            make_plan: Makes the plan; no attached program can take its blocks before the first slice has begun.
             command: What was asked for.
+            work: Told how far it is; tells whether it is to end.
+            slice_size: Blocks a slice.
 
         Raises:
+            Cancelled: It was ended early; what was moved stays moved.
             StorageError: A copy failed; block tables name the blocks from before that stage.
             Refused: Blocks changed since the plan was made, or a copy has not ended within the bound.
         """
@@ -109,8 +117,15 @@ class Compactor:
             plan = make_plan()
             if not plan.stages:
                 return plan
-            moves = self._start(plan, self._recorder("manual", command, plan, before))
-        engine.settle()
+            sliced = MovePlan(slices_of(plan, slice_size), plan.left)
+            moves = self._start(sliced, self._recorder("manual", command, plan, before), work)
+        while self._moves is moves:
+            if (reason := engine.copies.commit_next()) is not None:
+                raise Refused(reason)
+            work.done_blocks = moves.moved_blocks
+            if self._moves is moves:
+                yield
+                self._next_stage(moves)
         if moves.error is not None:
             raise moves.error
         return plan
@@ -179,8 +194,8 @@ class Compactor:
 
         return ended
 
-    def _start(self, plan: MovePlan, ended: Callable[[Moves], None]) -> Moves:
-        self._moves = moves = Moves(plan, ended)
+    def _start(self, plan: MovePlan, ended: Callable[[Moves], None], work: Work | None = None) -> Moves:
+        self._moves = moves = Moves(plan, ended, work)
         self._next_stage(moves)
         return moves
 
@@ -189,6 +204,12 @@ class Compactor:
         if not moves.stages:
             self._end(moves)
             return
+        if moves.work is not None:
+            try:
+                moves.work.check("what was moved stays moved")
+            except Cancelled as error:
+                self._end(moves, error)
+                return
         stage = moves.stages[0]
 
         def done() -> None:
@@ -196,7 +217,8 @@ class Compactor:
             moves.moved_blocks += len(stage.sources)
             moves.moved_bytes += len(stage.sources) * engine.manager.storage.block_bytes
             moves.seconds += engine.copies.last_seconds
-            self._next_stage(moves)
+            if moves.work is None or not moves.stages:
+                self._next_stage(moves)
 
         def failed(error: StorageError) -> None:
             engine.emit("fault", f"compaction failed: {error}")

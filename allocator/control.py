@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
 from allocator.commands import (
     MAX_TEXT,
+    Abort,
     Annotate,
     Cancel,
     Command,
@@ -35,13 +37,22 @@ from allocator.commands import (
     command_name,
 )
 from allocator.config import MAX_BLOCKS, MAX_LOAD_SCALE, MIN_LOAD_SCALE, check_ratio
-from allocator.errors import InvariantViolation, OutOfBlocks, Refused, RequestError, StorageError, UnknownSequence
+from allocator.errors import (
+    Cancelled,
+    InvariantViolation,
+    OutOfBlocks,
+    Refused,
+    RequestError,
+    StorageError,
+    UnknownSequence,
+)
 from allocator.facts import FREE, HOLDERS_MASK
 from allocator.ids import IdArray, Status
 from allocator.manager import require_host
 from allocator.metrics import external_ratio, run_lengths
 from allocator.plans import Effect, MovePlan, Outcome, Plan
 from allocator.sequence import Sequence
+from allocator.work import CANCELLED, Work, slice_blocks, slices_of
 
 if TYPE_CHECKING:
     from allocator.engine import Engine
@@ -49,6 +60,7 @@ if TYPE_CHECKING:
 MAX_SUBMITTED = 10_000
 #: Commands that can be done while copies are under way, and that leave every block as it is.
 _TOUCHES_NO_BLOCK = (SubmitLoad, SetPolicy, SetWatermark, SetAutoCompaction, Annotate)
+_RUNNERS = "pacing, and ending what is in progress, belong to the runner, not the engine"
 
 
 def plan(engine: Engine, command: Command) -> Plan:
@@ -59,13 +71,23 @@ def plan(engine: Engine, command: Command) -> Plan:
         return Plan(summary=command_name(command), refusal=str(error))
 
 
-def apply(engine: Engine, command: Command) -> Outcome:
-    """Do ``command``; a refusal is an outcome that says why, and then nothing changed.
+def begin(engine: Engine, command: Command) -> Work:
+    """Return ``command`` as work to be done slice by slice; nothing is done before the first ``advance``.
 
-    A copy that fails ends a command of several stages between two of them: what was moved stays moved, and every
-    law holds.
+    A refusal is an outcome that says why, and then nothing changed. A copy that fails, or an operator's ``Abort``, ends
+    a command between two of its slices: what was moved stays moved, and every law holds.
     """
-    started = time.perf_counter()
+
+    def carry_out(work: Work) -> Generator[None, None, Outcome]:
+        outcome = yield from _carry_out(engine, command, work)
+        engine.faults.tell_copies(engine)
+        return outcome
+
+    return Work(command_name(command), carry_out)
+
+
+def _carry_out(engine: Engine, command: Command, work: Work) -> Generator[None, None, Outcome]:
+    started, name = time.perf_counter(), command_name(command)
     try:
         intended = _plan_alone(engine, command)
         if len(engine.copies) and not isinstance(command, _TOUCHES_NO_BLOCK):
@@ -74,15 +96,61 @@ def apply(engine: Engine, command: Command) -> Outcome:
             intended = _plan_alone(engine, command)
         if intended.refusal:
             raise Refused(intended.refusal)
-        message = _apply(engine, command)
+        work.total_blocks = intended.moved_blocks
+        message = yield from _in_slices(engine, command, work)
         engine.settle()
         if not isinstance(command, (*_TOUCHES_NO_BLOCK, SetLoad, VerifyContents)):
             engine.measures.disturb()
     except (RequestError, StorageError, InvariantViolation) as error:
-        engine.emit("command", f"{command_name(command)} refused: {error}")
-        return Outcome(ok=False, message=str(error), seconds=time.perf_counter() - started)
+        engine.emit("command", f"{name} {error}" if isinstance(error, Cancelled) else f"{name} refused: {error}")
+        moved = 0 if isinstance(command, SwapOut | SwapIn) else work.done_blocks
+        if moved:
+            engine.measures.disturb()
+        moved_bytes = moved * engine.manager.storage.block_bytes
+        return Outcome(False, str(error), moved, moved_bytes, time.perf_counter() - started)
     engine.emit("command", message)
     return Outcome(True, message, intended.moved_blocks, intended.moved_bytes, time.perf_counter() - started)
+
+
+def _in_slices(engine: Engine, command: Command, work: Work) -> Generator[None, None, str]:
+    """Do a command; one that may take long yields between its slices. Return what was done in words."""
+    manager = engine.manager
+    size = slice_blocks(manager.storage.block_bytes)
+    match command:
+        case Compact(goal, run_blocks, max_moves):
+            moves = yield from engine.compactor.run_now(
+                lambda: manager.plan_compaction(goal, run_blocks, max_moves), command, work, size
+            )
+            left = f", {moves.left} moves left by the budget" if moves.left else ""
+            return f"compacted, {goal}: {_count(moves.moved_blocks, 'block')} moved{left}"
+        case Resize(num_blocks):
+            # All but the last slice are moves like any others; the rest is planned anew with the shrink itself.
+            for piece in slices_of(manager.plan_resize(num_blocks), size)[:-1]:
+                manager.move(MovePlan((piece,)))
+                work.done_blocks += len(piece.sources)
+                yield
+                work.check(f"the pool keeps its {manager.device.num_blocks:,} blocks")
+            return engine.resize(num_blocks, moved_before=work.done_blocks)
+        case SwapOut(seq_id):
+            sequence = _find(engine, seq_id)
+            if engine.begin_swap_out(sequence):
+                yield from engine.copies.watch(work)
+                if engine.end_swap_out(sequence):
+                    return f"sequence {seq_id} swapped out"
+                if work.is_cancelled:
+                    raise Cancelled(f"{CANCELLED}: sequence {seq_id} stays on the device")
+            raise Refused("the copy failed; see the events")
+        case SwapIn(seq_id):
+            sequence = _find(engine, seq_id)
+            engine.settle()
+            engine.start_swap_in(sequence)
+            yield from engine.copies.watch(work)
+            if engine.swapped_in(sequence):
+                return f"sequence {seq_id} swapped in"
+            if work.is_cancelled:
+                raise Cancelled(f"{CANCELLED}: sequence {seq_id} stays on the host")
+            raise Refused("the copy failed; see the events")
+    return _apply(engine, command)
 
 
 def _plan_alone(engine: Engine, command: Command) -> Plan:
@@ -95,8 +163,8 @@ def _plan(engine: Engine, command: Command) -> Plan:
     device, host = manager.device, manager.host
     block_bytes = manager.storage.block_bytes
     match command:
-        case Pause() | Resume() | Step() | SetSpeed():
-            return Plan(summary=command_name(command), refusal="pacing belongs to the runner, not the engine")
+        case Pause() | Resume() | Step() | SetSpeed() | Abort():
+            return Plan(summary=command_name(command), refusal=_RUNNERS)
         case SubmitLoad(prompt_tokens, output_tokens, count):
             if engine.make_request is None:
                 raise Refused("this engine has no synthetic workload")
@@ -242,8 +310,8 @@ def _plan(engine: Engine, command: Command) -> Plan:
 def _apply(engine: Engine, command: Command) -> str:
     manager = engine.manager
     match command:
-        case Pause() | Resume() | Step() | SetSpeed():
-            raise Refused("pacing belongs to the runner, not the engine")
+        case Pause() | Resume() | Step() | SetSpeed() | Abort():
+            raise Refused(_RUNNERS)
         case SubmitLoad(prompt_tokens, output_tokens, count):
             assert engine.make_request is not None
             for _ in range(count):
@@ -265,20 +333,8 @@ def _apply(engine: Engine, command: Command) -> str:
             return f"sequence {seq_id} forked as {child.seq_id}"
         case Preempt(seq_id, mode):
             return f"sequence {seq_id} preempted by {engine.preempt(_find(engine, seq_id), mode)}"
-        case SwapOut(seq_id):
-            if not engine.swap_out(_find(engine, seq_id)):
-                raise Refused("the copy failed; see the events")
-            return f"sequence {seq_id} swapped out"
-        case SwapIn(seq_id):
-            if not engine.swap_in(_find(engine, seq_id)):
-                raise Refused("the copy failed; see the events")
-            return f"sequence {seq_id} swapped in"
-        case Compact(goal, run_blocks, max_moves):
-            moves = engine.compactor.run_now(lambda: manager.plan_compaction(goal, run_blocks, max_moves), command)
-            left = f", {moves.left} moves left by the budget" if moves.left else ""
-            return f"compacted, {goal}: {_count(moves.moved_blocks, 'block')} moved{left}"
-        case Resize(num_blocks):
-            return engine.resize(num_blocks)
+        case SwapOut() | SwapIn() | Compact() | Resize():
+            raise AssertionError("done in slices")
         case EvictCached(num_blocks):
             with manager.lock:
                 evicted = manager.device.evict(num_blocks)

@@ -27,7 +27,7 @@ from allocator.compactor import Compactor
 from allocator.compute import Compute, Stamps
 from allocator.config import STEP_S, EngineConfig
 from allocator.content import AdjustableLoad, Request
-from allocator.errors import InvariantViolation, NoContiguousRun, OutOfBlocks, Refused, StorageError
+from allocator.errors import CopyCancelled, InvariantViolation, NoContiguousRun, OutOfBlocks, Refused, StorageError
 from allocator.events import Event, EventKind
 from allocator.executor import Executor
 from allocator.faults import FaultInjector
@@ -46,6 +46,7 @@ from allocator.storage import NoStorage, Storage
 from allocator.thrash import ThrashGuard
 from allocator.timings import Stopwatch
 from allocator.transfers import Transfer
+from allocator.work import Work, slice_blocks
 from allocator.workload_facts import Blocked
 
 _EVENTS_KEPT: Final = 4096
@@ -98,7 +99,11 @@ class Engine:
         self.deadlines = Deadlines()
         self.thrash = ThrashGuard(config.max_running)
         self.compactor = Compactor(self)
-        executor = Executor(lambda job: self.manager.storage.copy(job), config.executor)
+        executor = Executor(
+            lambda job: self.manager.storage.copy(job),
+            config.executor,
+            part_blocks=slice_blocks(self.manager.storage.block_bytes),
+        )
         self.copies = Pipeline(self.manager, executor, config.copy_gb_per_s * 1e9)
         self._moving: dict[int, Sequence] = {}
         #: Device rows that gave way since a step began to give prompt tokens out.
@@ -586,7 +591,7 @@ class Engine:
                 self.emit("fault", f"swap out failed, to be computed anew: {error}", sequence.seq_id)
                 self._to_recompute(sequence)
             else:
-                self.emit("fault", f"swap out failed: {error}", sequence.seq_id)
+                self.emit(_kind_of(error), f"swap out failed: {error}", sequence.seq_id)
                 self.scheduler.start(sequence)
 
         try:
@@ -606,10 +611,18 @@ class Engine:
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Swap a running sequence out for an operator, who must bring it back; return whether that worked."""
+        return self.begin_swap_out(sequence) and self.end_swap_out(sequence)
+
+    def begin_swap_out(self, sequence: Sequence) -> bool:
+        """Begin what ``swap_out`` does; return whether there was room."""
         self.settle_for(sequence)
         if not self._start_swap_out(sequence, preempted=False):
             return False
         sequence.held, sequence.resumed = True, True
+        return True
+
+    def end_swap_out(self, sequence: Sequence) -> bool:
+        """Commit what ``begin_swap_out`` began; return whether the copy worked."""
         self.settle()
         if sequence.host_row is None:
             return False
@@ -650,8 +663,8 @@ class Engine:
         def failed(error: StorageError) -> None:
             del self._moving[begun[0].row]
             sequence.transfer = None
-            if sequence.held:
-                self.emit("fault", f"swap in failed: {error}", sequence.seq_id)
+            if sequence.held or isinstance(error, CopyCancelled):
+                self.emit(_kind_of(error), f"swap in failed: {error}", sequence.seq_id)
                 return
             # Computing anew needs no copy, so it cannot fail again and again.
             self.emit("fault", f"swap in failed, to be computed anew: {error}", sequence.seq_id)
@@ -660,14 +673,8 @@ class Engine:
 
         return self.copies.start(begin, self.step, done, failed) is not None
 
-    def swap_in(self, sequence: Sequence) -> bool:
-        """Bring a swapped sequence back for an operator; return whether the copy worked.
-
-        Raises:
-            OutOfBlocks: Too few device blocks; nothing changes.
-        """
-        self.settle()
-        self.start_swap_in(sequence)
+    def swapped_in(self, sequence: Sequence) -> bool:
+        """Commit what ``start_swap_in`` began for an operator; return whether the copy worked."""
         self.settle()
         return sequence.status is Status.RUNNING
 
@@ -860,8 +867,12 @@ class Engine:
 
     # -- size -------------------------------------------------------------------------------------------
 
-    def resize(self, num_blocks: int) -> str:
+    def resize(self, num_blocks: int, *, moved_before: int = 0) -> str:
         """Grow or shrink the device pool; return what was done in words.
+
+        Args:
+            num_blocks: Its new size.
+            moved_before: Blocks that were moved out of the way already.
 
         Raises:
             OutOfBlocks, Refused, StorageError: As in ``BlockManager.resize``; the pool keeps its size.
@@ -877,7 +888,7 @@ class Engine:
             counters.resizes_shrink += 1
             counters.shrunk_blocks -= change
         verb = "grown" if change > 0 else "shrunk"
-        text = f"pool {verb} from {before} to {num_blocks} blocks, {plan.moved_blocks} moved"
+        text = f"pool {verb} from {before} to {num_blocks} blocks, {moved_before + plan.moved_blocks} moved"
         self.emit("resize", text, None, abs(change))
         return text
 
@@ -889,9 +900,11 @@ class Engine:
 
     def apply(self, command: Command) -> Outcome:
         """Do a command at this step boundary; a refusal is an outcome with its reason."""
-        outcome = control.apply(self, command)
-        self.faults.tell_copies(self)
-        return outcome
+        return self.begin(command).finish()
+
+    def begin(self, command: Command) -> Work:
+        """Return a command as work to be done slice by slice, with no step in between; ``apply`` does all of it."""
+        return control.begin(self, command)
 
     def check(self) -> None:
         """Check every law, and all contents where something was computed.
@@ -1000,6 +1013,11 @@ class Engine:
         self.faults.release()
         self.copies.close()
         self.manager.storage.close()
+
+
+def _kind_of(error: StorageError) -> EventKind:
+    """Return the kind of event that a copy's failure is: what an operator cancels is no fault."""
+    return "command" if isinstance(error, CopyCancelled) else "fault"
 
 
 def _make_storage(config: EngineConfig) -> Storage:

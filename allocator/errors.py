@@ -79,8 +79,19 @@ class Refused(RequestError):
     """The operation does not apply now; the text is the reason."""
 
 
+class Cancelled(Refused):
+    """An operator ended it before it was done; the text says what is done and what stays."""
+
+
 class StorageError(AllocatorError):
     """Memory could not be had, or a copy failed; block tables still name the old blocks."""
+
+
+class CopyCancelled(StorageError):
+    """An operator ended a copy before it was done."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled")
 
 
 class InvariantViolation(AllocatorError):

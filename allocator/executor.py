@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Final
 
 from allocator.config import ExecutorMode
-from allocator.errors import StorageError
+from allocator.errors import CopyCancelled, StorageError
 from allocator.plans import CopyJob
+from allocator.work import parts_of
 
 #: Copies under way at once.
 CAPACITY: Final = 8
@@ -31,14 +32,17 @@ class CopyTicket:
         seconds: Time the copy took, once done.
         moved_bytes: Bytes read, once done.
         error: Why it failed; ``None`` when it did not.
+        copied_blocks: Blocks copied so far.
+        is_cancelled: Whether it is to fail before its next part.
     """
 
-    __slots__ = ("_done", "error", "job", "moved_bytes", "seconds")
+    __slots__ = ("_done", "copied_blocks", "error", "is_cancelled", "job", "moved_bytes", "seconds")
 
     def __init__(self, job: CopyJob) -> None:
         self.job = job
         self.seconds = 0.0
-        self.moved_bytes = 0
+        self.moved_bytes = self.copied_blocks = 0
+        self.is_cancelled = False
         self.error: StorageError | None = None
         self._done = threading.Event()
 
@@ -55,6 +59,7 @@ class Executor:
         copy: Copies one job and returns the bytes read; raises ``StorageError``.
         mode: ``thread``, or ``inline`` to copy at submission.
         capacity: Jobs that may be submitted and not yet collected.
+        part_blocks: Blocks of a job that are copied at once, at most; between two parts it can be cancelled.
 
     Attributes:
         num_queued: Jobs submitted and not yet collected.
@@ -64,7 +69,14 @@ class Executor:
         wait_s: Time ``wait`` waited. [s]
     """
 
-    def __init__(self, copy: Callable[[CopyJob], int], mode: ExecutorMode = "thread", capacity: int = CAPACITY) -> None:
+    def __init__(
+        self,
+        copy: Callable[[CopyJob], int],
+        mode: ExecutorMode = "thread",
+        capacity: int = CAPACITY,
+        part_blocks: int = 1 << 62,
+    ) -> None:
+        self._part_blocks = part_blocks
         self.mode: ExecutorMode = mode
         self.capacity = capacity
         self.num_queued = self.num_submitted = self.num_refused = 0
@@ -125,7 +137,11 @@ class Executor:
     def _carry_out(self, ticket: CopyTicket) -> None:
         started = time.perf_counter()
         try:
-            ticket.moved_bytes = self._copy(ticket.job)
+            for part in parts_of(ticket.job, self._part_blocks):
+                if ticket.is_cancelled:
+                    raise CopyCancelled
+                ticket.moved_bytes += self._copy(part)
+                ticket.copied_blocks += len(part.sources)
         except StorageError as error:
             ticket.error = error
         except Exception as error:  # whatever else goes wrong in a copy must reach the engine, not end this thread

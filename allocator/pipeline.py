@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from allocator.config import STEP_S
-from allocator.errors import StorageError
+from allocator.errors import CopyCancelled, StorageError
 from allocator.executor import CopyTicket, Executor
 from allocator.manager import BlockManager
 from allocator.snapshot import CopyNumbers
 from allocator.transfers import Transfer, TransferKind
+from allocator.work import Work
 
 #: Longest wait for a copy that is due, in one turn: whoever owns the engine has others to answer. [s]
 TURN_WAIT_S: Final = 0.2
+#: How often a command in progress looks after its copies. [s]
+LOOK_S: Final = 0.01
 #: Longest wait for a copy when all are to be committed. [s]
 WAIT_BOUND_S: Final = 10.0
 
@@ -149,6 +152,29 @@ class Pipeline:
                 return reason
         self._busy_until_s = 0.0
         return None
+
+    def commit_next(self) -> str | None:
+        """Commit the first of the copies under way, due or not; return why it could not be, or ``None``."""
+        return self._commit_first(WAIT_BOUND_S)
+
+    def watch(self, work: Work) -> Iterator[None]:
+        """Let a command's copies go on until they can be committed without a wait; yields while they do not end.
+
+        A cancelled command's copies fail, at their next part or when they have ended.
+        """
+        moved_at_s = time.perf_counter()
+        for copy in list(self._under_way):
+            ticket, before = copy.ticket, work.done_blocks
+            while not self.executor.wait(ticket, LOOK_S):
+                ticket.is_cancelled = work.is_cancelled
+                if work.done_blocks != before + ticket.copied_blocks:
+                    work.done_blocks, moved_at_s = before + ticket.copied_blocks, time.perf_counter()
+                elif time.perf_counter() - moved_at_s > WAIT_BOUND_S:
+                    return  # whoever commits it finds it late, and says so
+                yield
+            work.done_blocks = before + ticket.copied_blocks
+            if work.is_cancelled:  # in time, since nothing is committed yet
+                ticket.error = ticket.error or CopyCancelled()
 
     def close(self) -> None:
         """End the executor's thread."""

@@ -43,7 +43,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """What a command did.
 
     Attributes:
-        ok: Whether it was done; if not, nothing changed.
+        ok: Whether it was done; if not, nothing changed but what ``moved_blocks`` counts.
         message: One line for the event line and the audit log.
         moved_blocks: Blocks copied.
         moved_bytes: Bytes those copies read.
@@ -57,6 +57,20 @@ class Outcome(msgspec.Struct, frozen=True):
     moved_bytes: int = 0
     seconds: float = 0.0
     is_seen: bool = True
+
+
+class WorkProgress(msgspec.Struct, frozen=True):
+    """How far a command is that takes its time.
+
+    Attributes:
+        name: The command.
+        done_blocks: Blocks copied so far.
+        total_blocks: Blocks to be copied in all.
+    """
+
+    name: str
+    done_blocks: int
+    total_blocks: int
 
 
 @dataclass(frozen=True, slots=True)

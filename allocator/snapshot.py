@@ -10,6 +10,7 @@ from allocator.commands import CompactGoal
 from allocator.errors import NUM_LAWS
 from allocator.events import Event
 from allocator.fault_kinds import FAULT_KINDS
+from allocator.plans import WorkProgress
 from allocator.reuse import ReuseSummary
 from allocator.timings import Timings
 from allocator.workload_facts import WorkloadFacts
@@ -235,6 +236,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         compactions: The latest compactions, oldest first, at most ``MAX_COMPACTIONS``.
         running_limit: Sequences that may run at once on account of thrash; ``None`` is no such limit.
         timings: Real time spent; ``None`` where the engine does not tell.
+        work: The command in progress that takes its time; ``None`` when there is none.
         unknown_counters: Names of the counters that the engine does not tell; see ``told``.
     """
 
@@ -273,6 +275,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     verified: Verified | None = None
     copies: CopyNumbers | None = None
     locks: tuple[LockNumbers, ...] | None = None
+    work: WorkProgress | None = None
     unknown_counters: tuple[str, ...] = ()
 
 

@@ -18,12 +18,25 @@ from typing import Final, Protocol
 import msgspec
 
 from allocator.block_map import FIELDS, BlockArrays
-from allocator.commands import Command, Pause, Resume, SetSpeed, Step, command_name
+from allocator.commands import (
+    Abort,
+    Command,
+    Compact,
+    Pause,
+    Resize,
+    Resume,
+    SetSpeed,
+    Step,
+    SwapIn,
+    SwapOut,
+    command_name,
+)
 from allocator.config import STEP_S
 from allocator.errors import AllocatorError, InvariantViolation
 from allocator.ids import IdArray, Tier
 from allocator.plans import Outcome, Plan
 from allocator.snapshot import Counters, Snapshot
+from allocator.work import Work
 from kvtop.errors import SourceError
 from kvtop.model.observation import MAX_VICTIMS, BlockHolders, Focus, Observation
 
@@ -49,6 +62,9 @@ _BATCHES: Final = 1000
 _RATE_WINDOW_S: Final = 1.0
 _RATE_SAMPLE_S: Final = 0.1
 _MAX_NOTES: Final = 16
+#: Commands that copy blocks, slice by slice; and those that are done while one of them is in progress.
+_SLICED: Final = (Compact, Resize, SwapOut, SwapIn)
+_AT_ONCE: Final = (Abort, Pause, Resume, SetSpeed)
 
 
 class SteppedEngine(Protocol):
@@ -174,6 +190,8 @@ class EngineRunner:
         self._stalled = False
         self._batch_steps = _FIRST_BATCH_STEPS
         self._stepping: tuple[_Request, int] | None = None  # a Step command and the step at which it ends
+        self._work: tuple[_Request, Work] | None = None  # a command in progress, and what waits for its end
+        self._deferred: deque[_Request] = deque()
         self._observers: list[_Request] = []
         self._arrays: tuple[BlockArrays | None, BlockArrays | None] = (None, None)
         self._arrays_are_current = False
@@ -272,9 +290,13 @@ class EngineRunner:
         finally:
             with self._wake:
                 self._thread_id = None
-                left = [*self._queue, *self._observers]
+                left = [*self._queue, *self._observers, *self._deferred]
                 self._queue.clear()
             self._observers.clear()
+            self._deferred.clear()
+            if self._work is not None:
+                left.append(self._work[0])
+                self._work = None
             if self._stepping is not None:
                 left.append(self._stepping[0])
                 self._stepping = None
@@ -289,9 +311,12 @@ class EngineRunner:
             if self._stalled and self.engine.is_waiting:
                 self._stalled = False  # an attached program came: time goes on
                 self._anchor()
-            self._take_due_steps()
-            if self._paused and self._stepping is None:
-                self.engine.rest()
+            if self._work is not None:
+                self._go_on()
+            else:
+                self._take_due_steps()
+                if self._paused and self._stepping is None:
+                    self.engine.rest()
             if self._observers and self._publish_wait_s() <= 0:
                 self._answer_observers()
             if self._on_turn is not None:
@@ -328,6 +353,8 @@ class EngineRunner:
     def _answer_directly(self, request: _Request) -> None:
         with self._engine_lock:
             self._begin(request)
+            while self._work is not None:
+                self._go_on()
             while self._stepping is not None and self._stepping[0] is request:
                 self._take_due_steps()
             if self._paused and self._stepping is None:
@@ -349,8 +376,12 @@ class EngineRunner:
             self._observers.append(request)
         elif request.wants_plan:
             request.finish(self._plan(payload))
+        elif self._work is not None and not isinstance(payload, _AT_ONCE):
+            self._deferred.append(request)
         elif isinstance(payload, Step):
             self._begin_steps(request, payload)
+        elif isinstance(payload, _SLICED) and self._refusal(payload) is None and self._can_slice():
+            self._begin_work(request, payload)
         else:
             outcome = self._apply(payload)
             if outcome.ok and isinstance(payload, Pause | Resume | SetSpeed):
@@ -370,6 +401,8 @@ class EngineRunner:
                 return Plan(summary=f"take {_count(steps, 'step')}, then stay paused")
             case SetSpeed(speed):
                 return Plan(summary=f"run at speed {_speed_text(speed)}")
+            case Abort():
+                return Plan(summary=f"end {self._in_progress()}; what was moved stays moved")
         try:
             return self.engine.plan(command)
         except Exception as error:
@@ -394,6 +427,10 @@ class EngineRunner:
                 self._speed = speed
                 self._anchor()
                 return Outcome(ok=True, message=f"speed {_speed_text(speed)}")
+            case Abort():
+                assert self._work is not None
+                self._work[1].cancel()
+                return Outcome(ok=True, message=f"ends {self._in_progress()}")
         self._arrays_are_current = False
         if self._stalled:
             self._stalled = False
@@ -416,7 +453,48 @@ class EngineRunner:
                 return f"speed {speed}: above 0 and at most {MAX_SPEED:g}, or none for as fast as possible"
             case Step() | Resume() if self._has_ended():
                 return "the run is done"
+            case Abort() if self._work is None:
+                return "no command is in progress"
         return None
+
+    # ---- commands in slices
+
+    def _can_slice(self) -> bool:
+        """Return whether the engine does commands in slices; another does them whole."""
+        return hasattr(self.engine, "begin")
+
+    def _begin_work(self, request: _Request, command: Command) -> None:
+        if self._stalled:
+            self._stalled = False
+            self._anchor()
+        work: Work = self.engine.begin(command)  # type: ignore[attr-defined]
+        self._work = (request, work)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Go on with the command in progress for a turn; at its end, begin what waited for that."""
+        assert self._work is not None
+        request, work = self._work
+        began_s, faults = self._clock(), self.engine.counters.integrity_faults
+        self._arrays_are_current = False
+        outcome: Outcome | None = None
+        try:
+            while outcome is None and self._clock() - began_s < TURN_S:
+                outcome = work.advance()
+        except Exception as error:
+            self._fail(error, faults)
+            outcome = Outcome(ok=False, message=f"{work.name}: {_describe(error)}")
+        if outcome is None:
+            return
+        self._work = None
+        request.finish(outcome)
+        while self._deferred and self._work is None:
+            self._begin(self._deferred.popleft())
+
+    def _in_progress(self) -> str:
+        assert self._work is not None
+        progress = self._work[1].progress()
+        return f"{progress.name} after {progress.done_blocks:,} of {progress.total_blocks:,} blocks"
 
     # ---- stepping
 
@@ -520,6 +598,8 @@ class EngineRunner:
         self._anchor_s, self._anchor_step = self._clock(), self.engine.step
 
     def _idle_s(self) -> float:
+        if self._work is not None:
+            return 0.0
         now_s = self._clock()
         idle_s = MAX_IDLE_S
         if self._observers:
@@ -601,7 +681,8 @@ class EngineRunner:
         )
         is_empty = snapshot.num_running + snapshot.num_waiting + snapshot.num_swapped == 0
         phase = "idle" if snapshot.phase == "running" and is_empty else snapshot.phase
-        return msgspec.structs.replace(snapshot, phase=phase, notes=(*snapshot.notes, *self._notes))
+        work = None if self._work is None else self._work[1].progress()
+        return msgspec.structs.replace(snapshot, phase=phase, notes=(*snapshot.notes, *self._notes), work=work)
 
     def _phase(self) -> str:
         if self.failure is not None:

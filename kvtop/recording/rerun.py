@@ -13,6 +13,7 @@ import msgspec
 from allocator.commands import Pause, Resume, SetSpeed, Step, command_name
 from allocator.errors import InvariantViolation
 from allocator.plans import Outcome
+from allocator.work import CANCELLED
 from kvtop.engine_setup import build_engine
 from kvtop.errors import UserError
 from kvtop.model.observation import MAX_VICTIMS
@@ -123,7 +124,7 @@ class _Follower:
             return (f"step: {done.step} and {engine.step}",)
         if isinstance(done.command, Pause | Resume | Step | SetSpeed):
             return ()  # of the pace, and not of the run
-        outcome = msgspec.structs.replace(engine.apply(done.command), seconds=0.0)
+        outcome = msgspec.structs.replace(_again(engine, done), seconds=0.0)
         if outcome == done.outcome:
             return ()
         return (f"{command_name(done.command)}: {_told(done.outcome)} and {_told(outcome)}",)
@@ -138,6 +139,19 @@ class _Follower:
                 return  # as in the recorded run, or else its numbers will tell
             if taken == 0 and (engine.late_s is None or time.monotonic() - began_s > _LATE_BOUND_S):
                 return
+
+
+def _again(engine: Engine, done: RecordedCommand) -> Outcome:
+    """Do a recorded command; one that was cancelled is cancelled at the same block."""
+    if done.outcome.ok or not done.outcome.message.startswith(CANCELLED):
+        return engine.apply(done.command)
+    work = engine.begin(done.command)
+    if not done.outcome.moved_blocks:
+        work.cancel()
+    while (outcome := work.advance()) is None:
+        if work.done_blocks >= done.outcome.moved_blocks:
+            work.cancel()
+    return outcome
 
 
 def _told(outcome: Outcome) -> str:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import numpy as np
 
-from allocator.commands import Annotate, Command
+from allocator.commands import Annotate, Command, command_name
 from allocator.config import STEP_S
 from allocator.ids import Tier as TierName
 from allocator.plans import Outcome
 from allocator.snapshot import Snapshot
+from allocator.work import Work
 from kvtop.engine_setup import EngineOptions
 from kvtop.errors import KvtopError, UserError
 from kvtop.model.observation import MAX_VICTIMS
@@ -186,8 +187,21 @@ class RecordedEngine:
 
     def apply(self, command: Command) -> Outcome:
         """Do ``command`` as ``Engine.apply`` does, with a moment after it."""
-        step = self._engine.step
-        outcome = self._engine.apply(command)
+        return self.begin(command).finish()
+
+    def begin(self, command: Command) -> Work:
+        """Return ``command`` as ``Engine.begin`` does, noted with a moment once it is done."""
+        return Work(command_name(command), lambda work: self._noted(command, work))
+
+    def _noted(self, command: Command, work: Work) -> Generator[None, None, Outcome]:
+        step, inner = self._engine.step, self._engine.begin(command)
+        while True:
+            inner.is_cancelled = work.is_cancelled
+            outcome = inner.advance()
+            work.done_blocks, work.total_blocks = inner.done_blocks, inner.total_blocks
+            if outcome is not None:
+                break
+            yield
         self._stalled_at = None
         done = RecordedCommand(step, command, msgspec.structs.replace(outcome, seconds=0.0))
         self._note_command(done)

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import msgspec
 
 from allocator.block_map import BlockMapError, BlockMapReader, Publication
-from allocator.commands import command_name
+from allocator.commands import Abort, command_name
 from allocator.plans import Outcome, Plan
 from allocator.snapshot import told
 from kvtop.errors import SourceError
@@ -155,6 +155,8 @@ class LocalOperations:
         if isinstance(command, ServingCommand):
             return Outcome(ok=False, message=NOT_OFFERED)
         try:
-            return self._link.commanding.apply(command, timeout_s)
+            # While a command is in progress its connection waits for the outcome: what ends it goes another way.
+            way = self._link.observing if isinstance(command, Abort) else self._link.commanding
+            return way.apply(command, timeout_s)
         except WireError as error:
             raise SourceError(self._link.loss() or str(error)) from None

@@ -156,6 +156,7 @@ ACTIONS: Final = (
     _act(6, "compact", "C", "compact", "move blocks together; choose the goal"),
     _act(7, "resize", "R", "resize", "grow or shrink the device pool"),
     _act(8, "evict", "E", "evict", "evict cached blocks: all, or a number of them"),
+    _act(0, "abort", "A", "abort", "end the compaction, resize or swap in progress; what was moved stays moved"),
     _act(0, "policy", "O", "order", "order the queue: first come, by class, shortest job first"),
     _act(21, "load", "L", "load", "change how fast requests come, and how long they are"),
     _act(14, "fork", "F", "fork", "continue the selected sequence twice, sharing its blocks"),

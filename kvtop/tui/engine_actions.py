@@ -8,6 +8,7 @@ import time
 from typing import Final
 
 from allocator.commands import (
+    Abort,
     Cancel,
     Compact,
     CompactGoal,
@@ -31,7 +32,7 @@ from allocator.commands import (
 from allocator.config import MAX_BLOCKS, Policy
 from allocator.fault_kinds import FAULT_KINDS
 from allocator.ids import BlockFlag
-from allocator.plans import Outcome, Plan
+from allocator.plans import Outcome, Plan, WorkProgress
 from kvtop.attachment import Attachment
 from kvtop.model import format as fmt
 from kvtop.serving_commands import AnyCommand
@@ -46,6 +47,8 @@ from kvtop.tui.widgets.sequences import Sequences
 #: Virtual seconds a real second: how slow and how fast the keys go before ``max``.
 _SLOWEST, _FASTEST = 1 / 64, 1024.0
 
+#: Longest waits for a command: for one that copies slice by slice, and can be ended, and for any other. [s]
+_SLICED_S, _WHOLE_S = 600.0, 60.0
 #: Blocks of a range that are pinned at once, at most.
 MAX_PINNED: Final = 10_000
 
@@ -59,6 +62,14 @@ _POLICIES: Final[tuple[tuple[str, Policy], ...]] = (
     ("by class", "priority"),
     ("shortest job", "sjf"),
 )
+
+
+def _abort_plan(work: WorkProgress) -> Plan:
+    left = work.total_blocks - work.done_blocks
+    return Plan(
+        f"end {work.name} after {fmt.count(work.done_blocks)} of {fmt.blocks(work.total_blocks)}; "
+        f"{fmt.count(left)} are not moved",
+    )
 
 
 class EngineActions(ArrangeActions):
@@ -103,15 +114,19 @@ class EngineActions(ArrangeActions):
         if attachment is None:
             return
 
+        timeout_s = _SLICED_S if isinstance(command, (Compact, Resize, SwapOut, SwapIn)) else _WHOLE_S
+
         def work() -> None:
             is_known = True
             try:
-                outcome = attachment.operations.apply(command)
+                outcome = attachment.operations.apply(command, timeout_s)
             except Exception as error:
                 outcome, is_known = Outcome(ok=False, message=reason(error)), False
             self._post(CommandFinished(command, outcome, is_known))
 
-        if not self._background.submit(work):
+        if isinstance(command, Abort):  # beside the command thread, which waits for what this ends
+            self._background.start("abort", work)
+        elif not self._background.submit(work):
             self.say("too many commands are waiting", "bad")
 
     def on_command_finished(self, message: CommandFinished) -> None:
@@ -127,6 +142,9 @@ class EngineActions(ArrangeActions):
     def _open_sheet(self, name: str, title: str, offer: AnyCommand | list[Choice] | NumberField) -> None:
         attachment = self._may(name)
         if attachment is None:
+            return
+        if self._in_progress is not None:
+            self.say(f"{self._in_progress.name} is in progress; A ends it")
             return
 
         def ask(sheet: ActionSheet, request: int, command: AnyCommand) -> None:
@@ -210,6 +228,29 @@ class EngineActions(ArrangeActions):
 
     def action_compact(self) -> None:
         self._open_sheet("compact", "Compact the device pool", [Choice(n, Compact(goal)) for n, goal in _GOALS])
+
+    @property
+    def _in_progress(self) -> WorkProgress | None:
+        return self.view.snapshot.work if self.view.snapshot else None
+
+    def action_abort(self) -> None:
+        if self._may("abort") is None:
+            return
+        if self._in_progress is None:
+            self.say("no compaction, resize or swap is in progress")
+            return
+
+        def ask(sheet: ActionSheet, request: int, command: AnyCommand) -> None:
+            # Planned here: the engine's door for commands is held by the very command that this ends.
+            work = self._in_progress
+            done = Plan("nothing", refusal="it has ended meanwhile") if work is None else _abort_plan(work)
+            sheet.post_message(PlanReady(request, done))
+
+        def answer(command: AnyCommand | None) -> None:
+            if command is not None:
+                self._apply(command)
+
+        self.push_screen(ActionSheet(self.look, f"End {self._in_progress.name}", Abort(), ask), answer)
 
     def action_policy(self) -> None:
         self._open_sheet("policy", "Order the queue", [Choice(n, SetPolicy(policy)) for n, policy in _POLICIES])

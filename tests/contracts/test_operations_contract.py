@@ -15,6 +15,7 @@ from published import ThreadedDaemon, own_directories
 
 from allocator.block_map import FIELDS
 from allocator.commands import (
+    Abort,
     Annotate,
     Cancel,
     Command,
@@ -79,6 +80,7 @@ COMMANDS: tuple[Command, ...] = (
     InjectFault("failing-copy"),
     InjectFault("host-tier-full", 2),
     Annotate("here it begins"),
+    Abort(),
 )
 #: Each must be refused, with words, and change nothing.
 IMPOSSIBLE: tuple[AnyCommand, ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from textual import events
 from tui_fakes import TABLES, FakeOperations, FocusedSource, console, scripted_observation
 
 from allocator.commands import (
+    Abort,
     Cancel,
     Command,
     Compact,
@@ -33,7 +35,7 @@ from allocator.commands import (
     Unpin,
     VerifyContents,
 )
-from allocator.plans import Outcome, Plan
+from allocator.plans import Outcome, Plan, WorkProgress
 from allocator.reuse import Prediction, ReuseSummary
 from allocator.workload_facts import WorkloadFacts
 from kvtop.attachment import Attachment
@@ -684,3 +686,63 @@ async def test_action_interrupt():
         await c.until(lambda: not c.app.is_running, "the end")
     assert c.app.return_code == 130
     assert c.source.closed
+
+
+# A command in progress ----------------------------------------------------------------------------------------------
+
+
+def _in_progress(done: int = 120, total: int = 400) -> FocusedSource:
+    seen = scripted_observation()
+    working = msgspec.structs.replace(seen.snapshot, work=WorkProgress("compact", done, total))
+    return FocusedSource([replace(seen, snapshot=working), seen])
+
+
+@pytest.mark.parametrize("size", [(60, 16), (80, 24), (100, 30), (120, 40), (240, 70)])
+async def test_a_command_in_progress_shows_how_far_it_is_and_what_ends_it(size):
+    async with console(source=_in_progress(), size=size) as c:
+        for words in ("compact", "30.0%", "120 of 400 blocks", "A ends it"):
+            assert words in c.note(), words
+        await c.press("R")
+        assert not isinstance(c.app.screen, ActionSheet)
+        await c.poll()
+        assert "120 of 400" not in c.note()
+
+
+async def test_action_abort():
+    async with console(source=_in_progress()) as c:
+        sheet = await _sheet_of(c, "A")
+        assert "end compact after 120 of 400 blocks; 280 are not moved" in sheet.text().plain
+        assert c.operations.planned == []
+        await c.press("y")
+        await c.until(lambda: c.operations.applied == [Abort()], "the abort")
+        await c.poll()
+        await c.press("A")
+        assert not isinstance(c.app.screen, ActionSheet)
+        assert "no compaction, resize or swap is in progress" in c.note()
+
+
+async def test_what_ends_a_command_does_not_wait_for_it():
+    class Busy(FakeOperations):
+        going, ended = threading.Event(), threading.Event()
+
+        def apply(self, command, timeout_s=60.0):
+            if isinstance(command, Abort):
+                self.ended.set()
+            else:
+                self.going.set()
+                assert self.ended.wait(10)
+            return super().apply(command, timeout_s)
+
+    operations = Busy()
+    source = _in_progress()
+    async with console(source=source, operations=operations) as c:
+        await c.poll()  # nothing is in progress any more
+        await _sheet_of(c, "C")
+        await c.press("y")
+        await c.until(operations.going.is_set, "the compaction")
+        source._next = 0
+        await c.poll()
+        await _sheet_of(c, "A")
+        await c.press("y")
+        await c.until(lambda: len(operations.applied) == 2, "both")
+        assert [type(command) for command in operations.applied] == [Abort, Compact]

@@ -10,13 +10,14 @@ from textual import events
 from textual.message import Message
 
 from allocator.events import Event
+from allocator.plans import WorkProgress
 from kvtop.model import format as fmt
 from kvtop.model.history import History, hit_ratios
 from kvtop.model.remote import usage_of
 from kvtop.model.view import View
 from kvtop.tui.actions import Action
 from kvtop.tui.look import Look
-from kvtop.tui.widgets.lines import Lines, Pane, fit, line, rule, spark
+from kvtop.tui.widgets.lines import Lines, Pane, bar, fit, line, rule, spark
 
 MIN_WIDTH, MIN_HEIGHT = 60, 16
 
@@ -138,7 +139,8 @@ class Events(Pane):
 
 
 class EventLine(Lines):
-    """One line: what the console has to say, else why the engine is lost or stands, else the latest event."""
+    """One line: how far a command in progress is, else what the console has to say, else why the engine is lost or
+    stands, else the latest event."""
 
     DEFAULT_CSS = "EventLine { height: 1; }"
 
@@ -148,6 +150,7 @@ class EventLine(Lines):
         self._note_style = "text"
         self._trouble: str | None = None
         self._event: Event | None = None
+        self._work: WorkProgress | None = None
 
     def say(self, note: str, style: str = "text") -> None:
         """Show a note in front of the events; an empty one gives the line back to them."""
@@ -159,14 +162,29 @@ class EventLine(Lines):
         phase = view.snapshot.phase if view.snapshot else ""
         self._trouble = f"engine lost: {view.error}" if view.error is not None else phase if ":" in phase else None
         self._event = view.events[-1] if view.events else None
+        self._work = view.snapshot.work if view.snapshot and view.error is None else None
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
+        if self._work is not None:
+            return [progress_line(self.look, self._work, width)]
         if self.note:
             return [line((fit(f" {self.note}", width).rstrip(), self.look.style(self._note_style)))]
         if self._trouble is not None:
             return [line((fit(f" {self._trouble}", width).rstrip(), self.look.style("bad")))]
         return [event_line(self.look, self._event, width) if self._event else line()]
+
+
+def progress_line(look: Look, work: WorkProgress, width: int) -> Text:
+    """Return how far a command is, as a bar and in words, and what ends it."""
+    share = work.done_blocks / work.total_blocks if work.total_blocks else None
+    text = line((f" {work.name} ", look.style("label")))
+    text.append_text(bar(look, max(8, min(40, width - 60)), [(share, "bar")]))
+    text.append(f" {fmt.percent(share):>6} ", look.style("value"))
+    text.append(f" {fmt.count(work.done_blocks)} of {fmt.blocks(work.total_blocks)}", look.style("text"))
+    text.append("  A", look.style("key"))
+    text.append(" ends it", look.style("dim"))
+    return text
 
 
 class Footer(Lines):
