@@ -6,6 +6,7 @@ operation can extend hundreds of tables, and one can re-point all of them after 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,12 @@ class Listing(NamedTuple):
     counts: NDArray[np.int64]
     starts: NDArray[np.int64]
     ids: IdArray
+
+    def each(self) -> Iterator[tuple[int, IdArray]]:
+        """Yield every row with its table."""
+        ends = (self.starts + self.counts).tolist()
+        for row, start, end in zip(self.rows.tolist(), self.starts.tolist(), ends, strict=True):
+            yield row, self.ids[start:end]
 
 
 class BlockTables:

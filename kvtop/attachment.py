@@ -32,16 +32,25 @@ class Attachment:
         self._focus_seq: int | None = None
         self._focus_block: int | None = None
         self._num_victims = 0
+        self._wants_lineage = False
         self._next_event = 0
 
-    def look_at(self, *, seq_id: int | None, block_id: int | None, num_victims: int = 0) -> None:
-        """Ask for a sequence's block table, a block's holders and the next victims from the next reading on."""
+    def look_at(self, *, seq_id: int | None, block_id: int | None, num_victims: int = 0, lineage: bool = False) -> None:
+        """Ask from the next reading on for more than the whole.
+
+        Args:
+            seq_id: A sequence whose block table is wanted.
+            block_id: A block whose holders are wanted.
+            num_victims: How many of the next victims are wanted.
+            lineage: Whether it is wanted who shares blocks with whom.
+        """
         self._focus_seq, self._focus_block, self._num_victims = seq_id, block_id, num_victims
+        self._wants_lineage = lineage
 
     def poll(self, timeout_s: float = 2.0) -> View:
         """Read once and fold the reading into ``view``; a failure keeps the last facts, with the reason."""
         with self._poll_lock:
-            focus = Focus(self._focus_seq, self._focus_block, self._next_event, self._num_victims)
+            focus = Focus(self._focus_seq, self._focus_block, self._next_event, self._num_victims, self._wants_lineage)
             try:
                 observation = self.source.read(focus, timeout_s)
                 before = self.view.snapshot

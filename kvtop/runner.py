@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from allocator.block_map import FIELDS, BlockArrays
+from allocator.block_table import Listing
 from allocator.commands import (
     Abort,
     Command,
@@ -38,6 +39,7 @@ from allocator.plans import Outcome, Plan
 from allocator.snapshot import Counters, Snapshot
 from allocator.work import Work
 from kvtop.errors import SourceError
+from kvtop.model.lineage import lineage
 from kvtop.model.observation import MAX_VICTIMS, BlockHolders, Focus, Observation
 
 #: Seconds between two publications, at least; more where one takes long, so that they take no more than this share of
@@ -108,6 +110,8 @@ class SteppedEngine(Protocol):
     def holders(self, block_id: int, limit: int = 64) -> tuple[tuple[tuple[int, int], ...], int]: ...
 
     def next_victims(self, limit: int) -> tuple[int, ...]: ...
+
+    def tables(self) -> Listing: ...
 
 
 class MapWriter(Protocol):
@@ -673,7 +677,11 @@ class EngineRunner:
             holders, total = engine.holders(focus.block_id)
             block = BlockHolders(focus.block_id, holders, total)
         victims = engine.next_victims(min(focus.num_victims, MAX_VICTIMS)) if focus.num_victims > 0 else None
-        return Observation(snapshot, device, host, table, block, victims)
+        kin = None
+        if focus.lineage:
+            ids = {row.row: row.seq_id for row in snapshot.sequences if row.row is not None}
+            kin = lineage({ids[row]: table for row, table in engine.tables().each() if row in ids})
+        return Observation(snapshot, device, host, table, block, victims, kin)
 
     def _snapshot(self, next_event: int) -> Snapshot:
         snapshot = self.engine.snapshot(

@@ -192,7 +192,7 @@ class EngineServer:
                 case Observe(number, focus):
                     seen = self._runner.observe(focus, timeout_s)
                     table = None if seen.focus_table is None else seen.focus_table.astype("<i8", copy=False).tobytes()
-                    return Observed(number, seen.snapshot, table, seen.focus_block, seen.next_victims)
+                    return Observed(number, seen.snapshot, table, seen.focus_block, seen.next_victims, seen.lineage)
                 case PlanCommand(number, command):
                     return Planned(number, self._runner.plan(command, timeout_s))
                 case ApplyCommand(number, command):

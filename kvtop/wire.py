@@ -20,7 +20,7 @@ from allocator.plans import Outcome, Plan
 from allocator.snapshot import Snapshot
 from kvtop.client_messages import ClientAnswer, ClientCall, ClientRefused
 from kvtop.errors import EXIT_FAILED, KvtopError, SourceError, UserError
-from kvtop.model.observation import BlockHolders, Focus
+from kvtop.model.observation import BlockHolders, Focus, Kin
 
 PROTOCOL_VERSION: Final = 1
 #: Number of the answer to a request whose number is not known; requests are numbered from 1.
@@ -109,6 +109,7 @@ class Observed(msgspec.Struct, frozen=True, tag=True):
     focus_table: bytes | None
     focus_block: BlockHolders | None
     next_victims: tuple[int, ...] | None = None
+    lineage: tuple[Kin, ...] | None = None
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):

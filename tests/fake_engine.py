@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from allocator.block_map import FIELDS, BlockArrays
+from allocator.block_table import Listing
 from allocator.commands import Command, Resize, SubmitLoad, command_name
 from allocator.errors import InvariantViolation
 from allocator.events import Event
@@ -100,6 +101,12 @@ class FakeEngine:
         number = len(self.events)
         self.events.append(Event(number=number, step=self.step, kind="command", text=command_name(command)))
         return Outcome(ok=True, message=f"did {command_name(command)}", moved_blocks=3)
+
+    def tables(self) -> Listing:
+        """Return a table for each even row: the same first two blocks, and one of its own."""
+        ids = [np.array([0, 1, 2 + row]) for row in (0, 2)]
+        counts = np.array([3, 3])
+        return Listing(np.array([0, 2]), counts, np.cumsum(counts) - counts, np.concatenate(ids))
 
     def next_victims(self, limit: int) -> tuple[int, ...]:
         return tuple(range(self.num_blocks))[:limit]

@@ -26,12 +26,14 @@ class Focus(msgspec.Struct, frozen=True):
         block_id: A device block whose holders are wanted.
         next_event: Number of the first event not yet seen.
         num_victims: How many of the next blocks to be evicted are wanted, at most ``MAX_VICTIMS``.
+        lineage: Whether it is wanted who shares blocks with whom.
     """
 
     seq_id: int | None = None
     block_id: int | None = None
     next_event: int = 0
     num_victims: int = 0
+    lineage: bool = False
 
 
 class BlockHolders(msgspec.Struct, frozen=True):
@@ -48,6 +50,20 @@ class BlockHolders(msgspec.Struct, frozen=True):
     total: int
 
 
+class Kin(msgspec.Struct, frozen=True):
+    """What one sequence shares with an older one.
+
+    Attributes:
+        seq_id: The sequence.
+        parent: The older one.
+        blocks: How many of the first blocks of both are the same.
+    """
+
+    seq_id: int
+    parent: int
+    blocks: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
     """One reading.
@@ -59,6 +75,7 @@ class Observation:
         focus_table: Device block ids of the focused sequence, in token order; ``None`` when not asked or gone.
         focus_block: Holders of the focused block; ``None`` when not asked or not offered.
         next_victims: Device blocks that would be evicted next, in order; ``None`` when not asked or not offered.
+        lineage: What sequences share with older ones; ``None`` when not asked or not offered.
     """
 
     snapshot: Snapshot
@@ -67,6 +84,7 @@ class Observation:
     focus_table: NDArray[np.int64] | None = None
     focus_block: BlockHolders | None = None
     next_victims: tuple[int, ...] | None = None
+    lineage: tuple[Kin, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

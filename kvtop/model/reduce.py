@@ -71,6 +71,7 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
         focus_table=observation.focus_table,
         focus_block=observation.focus_block,
         next_victims=observation.next_victims,
+        lineage=observation.lineage,
         events=(*view.events, *snapshot.events, *_new_notes(view, snapshot))[-MAX_EVENTS:],
         history=history,
         hit_ratio=ratio(counters.hit_blocks, counters.query_blocks),

@@ -15,7 +15,7 @@ from allocator.metrics import TierNumbers
 from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model.history import History
 from kvtop.model.mirror import MirrorReading
-from kvtop.model.observation import BlockHolders
+from kvtop.model.observation import BlockHolders, Kin
 from kvtop.model.remote import RemoteFacts
 
 
@@ -54,6 +54,7 @@ class View:
         focus_table: Block table of the focused sequence, when asked for.
         focus_block: Holders of the focused block, when asked for.
         next_victims: Device blocks that would be evicted next, in order, when asked for.
+        lineage: What sequences share with older ones, when asked for.
         events: The latest events, oldest first, at most ``reduce.MAX_EVENTS``.
         history: Series for sparklines.
         hit_ratio, hit_ratio_window: Hit blocks ÷ queried blocks, lifetime and over the last minute; ``None`` without
@@ -71,6 +72,7 @@ class View:
     focus_table: NDArray[np.int64] | None = None
     focus_block: BlockHolders | None = None
     next_victims: tuple[int, ...] | None = None
+    lineage: tuple[Kin, ...] | None = None
     events: tuple[Event, ...] = ()
     history: History = field(default_factory=History)
     hit_ratio: float | None = None

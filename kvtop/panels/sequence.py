@@ -12,6 +12,8 @@ from kvtop.panels.content import Asked, Entry, Section, nothing
 
 #: Runs of a block table that are listed.
 MAX_RUNS = 2000
+#: Sequences of one kind that share blocks with it, at most.
+MAX_KIN = 12
 
 
 def details(view: View, asked: Asked) -> tuple[Section, ...]:
@@ -34,7 +36,32 @@ def details(view: View, asked: Asked) -> tuple[Section, ...]:
         Entry("arrived", f"step {fmt.count(row.arrived_step)}"),
         Entry("runs", fmt.count(row.runs) if row.runs else fmt.UNKNOWN, "consecutive ids in its table"),
     )
-    return (Section("Sequence", entries), Section("Block table: logical → physical", _table(view)))
+    return (
+        Section("Sequence", entries),
+        Section("Shares its first blocks", _kinship(view, row.seq_id)),
+        Section("Block table: logical → physical", _table(view)),
+    )
+
+
+def _kinship(view: View, seq_id: int) -> tuple[Entry, ...]:
+    """Return with whom a sequence shares its first blocks: the older one it hangs on, and those that hang on it."""
+    if view.lineage is None:
+        return (Entry("with", fmt.UNKNOWN, "not asked for yet, or not offered by this engine"),)
+    mine = next((kin for kin in view.lineage if kin.seq_id == seq_id), None)
+    entries = []
+    if mine is not None:
+        entries.append(Entry(f"with {mine.parent}", fmt.blocks(mine.blocks), "which is older"))
+        brothers = [k for k in view.lineage if k.parent == mine.parent and k.seq_id != seq_id]
+        for kin in brothers[:MAX_KIN]:
+            entries.append(
+                Entry(f"with {kin.seq_id}", fmt.blocks(min(kin.blocks, mine.blocks)), f"of {mine.parent} too")
+            )
+    children = [kin for kin in view.lineage if kin.parent == seq_id]
+    entries += [Entry(f"with {kin.seq_id}", fmt.blocks(kin.blocks), "which is younger") for kin in children[:MAX_KIN]]
+    more = max(0, len(children) - MAX_KIN)
+    if more:
+        entries.append(Entry("…", f"{fmt.count(more)} more"))
+    return tuple(entries) or (Entry("with nobody", ""),)
 
 
 def _table(view: View) -> tuple[Entry, ...]:

@@ -24,6 +24,7 @@ from allocator.plans import Outcome, Plan
 from allocator.snapshot import MAX_SEQUENCES, Counters, Snapshot
 from kvtop.errors import SourceError
 from kvtop.local_socket import NamedSocket
+from kvtop.model.lineage import lineage
 from kvtop.model.observation import MAX_VICTIMS, BlockHolders, Focus, Observation
 from kvtop.plugins.pool_state import ForeignPool, PoolFacts, PoolState, Showing, Shown
 from kvtop.plugins.step_gate import StepGate
@@ -238,6 +239,7 @@ def _observation(published: _Published, focus: Focus) -> Observation:
         focus_table=None if focus.seq_id is None else tables.get(focus.seq_id),
         focus_block=None if focus.block_id is None else _holders(published.shown, focus.block_id),
         next_victims=published.victims[: focus.num_victims] if focus.num_victims else None,
+        lineage=lineage(tables) if focus.lineage else None,
     )
 
 

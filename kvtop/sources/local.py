@@ -90,7 +90,9 @@ class LocalSource:
         snapshot = told(seen.snapshot)
         if self._notes:
             snapshot = msgspec.structs.replace(snapshot, notes=(*snapshot.notes, *self._notes))
-        return Observation(snapshot, blocks.device, blocks.host, table, seen.focus_block, seen.next_victims)
+        return Observation(
+            snapshot, blocks.device, blocks.host, table, seen.focus_block, seen.next_victims, seen.lineage
+        )
 
     def close(self) -> None:
         """Let go of the engine; ends it if this console started it. Safe to call twice."""

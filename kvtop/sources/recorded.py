@@ -20,7 +20,8 @@ from allocator.config import STEP_S
 from allocator.ids import IdArray
 from allocator.plans import Outcome, Plan
 from kvtop.errors import KvtopError, SourceError
-from kvtop.model.observation import BlockHolders, Focus, Observation
+from kvtop.model.lineage import lineage
+from kvtop.model.observation import BlockHolders, Focus, Kin, Observation
 from kvtop.recording.frames import Note
 from kvtop.recording.framing import Mark, RecordingError
 from kvtop.recording.notes import check_note
@@ -99,6 +100,7 @@ class RecordedSource:
                 _table(moment, focus.seq_id),
                 _holders(moment, focus.block_id),
                 victims if focus.num_victims else None,
+                _lineage(moment) if focus.lineage else None,
             )
 
     @property
@@ -282,3 +284,8 @@ def _holders(moment: Moment, block_id: int | None) -> BlockHolders | None:
     sequences = {row.row: row.seq_id for row in moment.snapshot.sequences}
     pairs, total = holders_of(moment.tables, block_id)
     return BlockHolders(block_id, tuple((sequences[row], at) for row, at in pairs if row in sequences), total)
+
+
+def _lineage(moment: Moment) -> tuple[Kin, ...]:
+    ids = {row.row: row.seq_id for row in moment.snapshot.sequences if row.row is not None}
+    return lineage({ids[row]: table for row, table in moment.tables.each() if row in ids})

@@ -95,6 +95,7 @@ ACTIONS: Final = (
     Action("command_line", ("colon",), ":", "command", "type any action or command; Tab completes", "look", rank=9),
     Action("sort", ("s",), "s", "sort", "sort the sequences by the next column, or click its name", "look"),
     Action("invert", ("o",), "o", "", "sort them the other way round", "look"),
+    Action("tree", ("backslash",), "\\", "", "sequences as a tree: below those with which they share blocks", "look"),
     Action("hold", ("p",), "p", "hold", "hold the screen still while the engine goes on, or go on", "look", rank=18),
     Action("history('back')", ("left_curly_bracket",), "{ } 0", "", "over time: back, forward, up to now", "look"),
     Action("history('forward')", ("right_curly_bracket",), "}", "", "", "look"),

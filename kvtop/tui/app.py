@@ -38,7 +38,7 @@ from kvtop.tui.widgets.inspector import Inspector, InspectorLine, owner_of
 from kvtop.tui.widgets.panes import EventLine, Events, Footer, TooSmall, Trends
 from kvtop.tui.widgets.prefixes import Prefixes
 from kvtop.tui.widgets.remote import RemotePane
-from kvtop.tui.widgets.sequences import Sequences
+from kvtop.tui.widgets.sequences import TREE, Sequences
 from kvtop.tui.widgets.stage import Stage
 
 if TYPE_CHECKING:
@@ -234,6 +234,7 @@ class KvtopApp(Learning):
                 seq_id=self.selected,
                 block_id=block.block_id if block.tier == "device" and (is_map or self._is_mirrored) else None,
                 num_victims=MAX_VICTIMS if "prefix" in self.open_panels else 0,
+                lineage="details" in self.open_panels or any(t.order == TREE for t in self._base.query(Sequences)),
             )
 
     def on_sequences_chosen(self, message: Sequences.Chosen) -> None:

@@ -109,7 +109,7 @@ def detect_look(ascii_only: bool = False, theme: str = DARK.name, table: ActionT
     return Look(depth, ascii_only, THEMES[theme], table)
 
 
-_ASCII: Final = str.maketrans("─━│╭╮╰╯·—–…×→←↑↓█▒░▁▂▃▄▅▆▇▀", "--|++++.--~x><^v#+._.-=+*%#")
+_ASCII: Final = str.maketrans("─━│╭╮╰╯·—–…×→←↑↓█▒░▁▂▃▄▅▆▇▀├└●", "--|++++.--~x><^v#+._.-=+*%#++o")
 
 
 class AsciiFilter(LineFilter):

@@ -30,7 +30,7 @@ from kvtop.tui.widgets.block_map import BlockMap, BlockRef
 from kvtop.tui.widgets.lines import Lines
 from kvtop.tui.widgets.panes import Events, Footer
 from kvtop.tui.widgets.remote import RemotePane
-from kvtop.tui.widgets.sequences import ORDERS, Sequences
+from kvtop.tui.widgets.sequences import ORDERS, TREE, Sequences
 from kvtop.tui.widgets.stage import Stage, Tabs
 
 #: Commands kept for the panel of what was asked, and lines kept of the command line.
@@ -203,7 +203,15 @@ class LookActions(MapActions):
         for table in self._base.query(Sequences):
             again = table.order == order and order != ORDERS[0]
             table.reorder(order=order, inverted=again and not table.inverted)
+        self._look_at()
+        if order == TREE and not table.inverted:
+            self.say("sequences: below those with which they share their first blocks")
+            return
         self.say(f"sequences: by {order}{', inverted' if table.inverted else ''}")
+
+    def action_tree(self) -> None:
+        table = next(iter(self._base.query(Sequences)))
+        self.sort_by(ORDERS[0] if table.order == TREE else TREE)
 
     def on_sequences_sort_asked(self, message: Sequences.SortAsked) -> None:
         self.sort_by(message.order)

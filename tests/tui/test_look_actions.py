@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 from tui_fakes import TABLES, FocusedSource, console, scripted_observation
 
 from allocator.commands import Compact, Pause, Pin, Resize, SetSpeed, Step
@@ -504,3 +505,60 @@ async def test_exports_never_overwrite(folder):
         await _say(c, "export csv no/such/folder.csv")
         await c.until(lambda: "No such file" in c.note(), "the failure")
         assert (folder / "there.csv").read_text() == "mine"
+
+
+# The tree ------------------------------------------------------------------------------------------------------------
+
+
+async def test_action_tree():
+    async with console(source=_source(), size=(120, 40)) as c:
+        await c.press("backslash")
+        await c.poll()
+        rows = c.text_of("#sequences").splitlines()
+        assert "PREFIX" in rows[1]
+        names = [row[:13].rstrip() for row in rows[2:7]]
+        assert names == ["7", "└8", "9", "10", "11"]
+        assert rows[3].split()[3] == "16"
+        assert "below those with which they share" in c.note()
+        await c.press("slash", "8", "enter")
+        assert [row[:13].rstrip() for row in c.text_of("#sequences").splitlines()[2:4]] == ["7", "└8"]
+        await c.press("escape", "backslash")
+        await c.poll()
+        assert "TOKENS" in c.text_of("#sequences").splitlines()[1]
+        assert "PREFIX" not in c.text_of("#sequences")
+
+
+async def test_details_tell_with_whom_blocks_are_shared():
+    async with console(source=_source()) as c:
+        c.app.choose(8)
+        text = await _open(c, "d")
+        await c.poll()
+        text = c.text_of("#stage")
+        assert "with 7" in text
+        assert "16 blocks" in text
+        c.app.choose(9)
+        await c.poll()
+        assert "with nobody" in c.text_of("#stage")
+
+
+@pytest.mark.parametrize("size", _SIZES)
+async def test_wide_characters_and_brackets_in_names_are_shown_as_they_are(size):
+    seen = _observation()
+    label = "会話 [red]x[/]"
+    rows = tuple(msgspec.structs.replace(row, label=label) for row in seen.snapshot.sequences)
+    source = FocusedSource([replace(seen, snapshot=msgspec.structs.replace(seen.snapshot, sequences=rows))])
+    async with console(source=source, size=size) as c:
+        for order in ORDERS:
+            c.app.sort_by(order)
+            c.app.action_show("sequences")
+            await c.pilot.pause()
+            await c.poll()
+            widths = {cell_len(row) for row in c.screen_text().splitlines()}
+            assert widths == {size[0]}, order
+        if size[0] != 120:
+            assert "会話 [red]x[/]" in c.screen_text()
+        c.app.choose(7)
+        c.app.action_show("details")
+        await c.pilot.pause()
+        await c.poll()
+        assert "会話 [red]x[/]" in c.screen_text()

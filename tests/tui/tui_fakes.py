@@ -16,6 +16,7 @@ from allocator.ids import BlockFlag, BlockState, Tier
 from allocator.plans import Effect, Outcome, Plan
 from allocator.snapshot import Counters, SequenceRow, Snapshot
 from kvtop.attachment import Attachment
+from kvtop.model.lineage import lineage
 from kvtop.model.observation import BlockHolders, Focus, Observation
 from kvtop.serving_commands import AnyCommand
 from kvtop.sources.scripted import ScriptedSource, block_arrays
@@ -125,6 +126,7 @@ class FocusedSource(ScriptedSource):
             snapshot=_with_events(observation.snapshot, events),
             focus_table=None if table is None else np.array(table, np.int64),
             focus_block=holders,
+            lineage=lineage({s: np.array(t) for s, t in TABLES.items()}) if focus.lineage else None,
         )
 
 

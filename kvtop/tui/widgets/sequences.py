@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -11,6 +11,8 @@ from textual.message import Message
 
 from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model import format as fmt
+from kvtop.model.lineage import grow_tree
+from kvtop.model.observation import Kin
 from kvtop.model.view import View, is_attached
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Pane, fit, line, rule
@@ -27,8 +29,13 @@ _ORDERS: Final[tuple[tuple[str, str, Callable[[SequenceRow], float | str]], ...]
     ("tokens", "TOKENS", lambda row: -row.num_tokens),
     ("hit", "HIT", lambda row: -(row.hit_blocks or 0)),
     ("runs", "RUNS", lambda row: -row.runs),
+    ("tree", "", lambda row: row.seq_id),
 )
 ORDERS: Final = tuple(name for name, _, _ in _ORDERS)
+#: The order that nests sequences below those with which they share their first blocks.
+TREE: Final = "tree"
+_TREE_COLUMN: Final = 13
+_TREE_HEADINGS = f"{'SEQ':<{_TREE_COLUMN}} {'ST':<4} {'BLK':>5} {'PREFIX':>6} {'TOKENS':>11}"
 _HEADINGS = f"{'SEQ':>6} {'ST':<4} {'BLK':>5} {'SHR':>5} {'TOKENS':>11} {'HIT':>5} {'RUNS':>4}"
 #: Up to this width there is no column for where a sequence comes from and why it waits.
 _NARROW = 52
@@ -60,12 +67,16 @@ class Sequences(Pane):
         self._rows: tuple[SequenceRow, ...] = ()
         self._counts: tuple[str, ...] = ()
         self._chosen: int | None = None
+        self._kin: dict[int, Kin] = {}
+        self._branches: dict[int, str] = {}
         self._top = 0
         self._empty = "no sequences yet"
 
     def show(self, view: View, chosen: int | None) -> None:
         """Draw a view's sequences; ``chosen`` is the selected one."""
         snapshot = self._snapshot = view.snapshot
+        if view.lineage is not None:
+            self._kin = {kin.seq_id: kin for kin in view.lineage}
         self._chosen = chosen
         if snapshot:
             self._empty = "no sequences"
@@ -84,13 +95,22 @@ class Sequences(Pane):
         self._reorder()
 
     def _reorder(self) -> None:
-        rows: Iterable[SequenceRow] = self._snapshot.sequences if self._snapshot else ()
+        everyone: Sequence[SequenceRow] = self._snapshot.sequences if self._snapshot else ()
+        rows: Iterable[SequenceRow] = everyone
         words = self.wanted.lower().split()
         if words:
             rows = [row for row in rows if all(word in _searched(row) for word in words)]
+        if self.order == TREE:
+            rows, self._branches = grow_tree(everyone, self._kin, {row.seq_id for row in rows}, self.inverted)
+            self._rows = tuple(rows)
+            self._settle_cursor()
+            return
         key = next(key for name, _, key in _ORDERS if name == self.order)
         arranged = list(rows) if self.order == ORDERS[0] else sorted(rows, key=key)
         self._rows = tuple(reversed(arranged) if self.inverted else arranged)
+        self._settle_cursor()
+
+    def _settle_cursor(self) -> None:
         if self._index() is None:
             self.cursor = self._rows[0].seq_id if self._rows else None
         self.redraw()
@@ -135,7 +155,8 @@ class Sequences(Pane):
         return [f"/{self.wanted}"] if self.wanted else []
 
     def _headings(self, width: int) -> Text:
-        text = line((fit(_HEADINGS + (" SOURCE" if width > _NARROW else ""), width), self.look.style("dim")))
+        headings = _TREE_HEADINGS if self.order == TREE else _HEADINGS
+        text = line((fit(headings + (" SOURCE" if width > _NARROW else ""), width), self.look.style("dim")))
         heading = next(heading for name, heading, _ in _ORDERS if name == self.order)
         at = text.plain.find(heading)
         if heading and at >= 0:
@@ -145,18 +166,19 @@ class Sequences(Pane):
     def _row(self, row: SequenceRow, width: int) -> Text:
         look = self.look
         chosen = row.seq_id == self._chosen
-        text = line((f"{row.seq_id:>6} ", look.style("chosen" if chosen else "value")))
+        name = f"{row.seq_id:>6} "
+        if self.order == TREE:
+            name = fit(f"{self._branches.get(row.seq_id, '')}{row.seq_id}", _TREE_COLUMN) + " "
+        text = line((name, look.style("chosen" if chosen else "value")))
         status = "att" if is_attached(row) else _SHORT_STATUS.get(row.status, row.status)[:4]
         text.append(f"{status:<4} ", look.style(_STATUS_STYLES.get(row.status, "dim")))
-        tokens = f"{fmt.short(row.num_tokens)}/{fmt.short(row.num_target)}"
-        numbers = f"{fmt.short(row.num_blocks):>5} {fmt.short(row.shared_blocks):>5} {tokens:>11}"
-        numbers += f" {fmt.short(row.hit_blocks):>5} {row.runs or fmt.UNKNOWN:>4}"
+        numbers = self._numbers(row)
         if row.reason and width <= _NARROW:
             # Without a column for it, why a sequence waits is worth more than the numbers of one that stands.
             numbers = fit(row.reason, max(0, width - text.cell_len))
         text.append(numbers, look.style("chosen" if chosen else "text"))
         room = width - text.cell_len - 1
-        if room > 0:
+        if room > 3:
             text.append(" " + fit(f"{row.reason} · {row.label}" if row.reason else row.label, room), look.style("dim"))
         text.append(" " * (width - text.cell_len))
         if row.seq_id == self.cursor:
@@ -164,6 +186,14 @@ class Sequences(Pane):
                 text = line((text.plain, look.style("chosen" if chosen else "text")))
             text.stylize(look.style("row-focus" if self.has_focus else "row"))
         return text
+
+    def _numbers(self, row: SequenceRow) -> str:
+        tokens = f"{fmt.short(row.num_tokens)}/{fmt.short(row.num_target)}"
+        if self.order == TREE:
+            kin = self._kin.get(row.seq_id)
+            return f"{fmt.short(row.num_blocks):>5} {fmt.short(kin.blocks) if kin else '':>6} {tokens:>11}"
+        numbers = f"{fmt.short(row.num_blocks):>5} {fmt.short(row.shared_blocks):>5} {tokens:>11}"
+        return f"{numbers} {fmt.short(row.hit_blocks):>5} {row.runs or fmt.UNKNOWN:>4}"
 
     def row_text(self) -> str:
         """Return the row under the cursor as lines to be copied."""
@@ -187,6 +217,9 @@ class Sequences(Pane):
             self.redraw()
 
     def _click_heading(self, x: int) -> None:
+        if self.order == TREE:
+            self.post_message(self.SortAsked(ORDERS[0]))
+            return
         for name, heading, _ in _ORDERS[1:]:
             end = _HEADINGS.find(heading) + len(heading)
             if end - max(len(heading), 5) <= x < end:
