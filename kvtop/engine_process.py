@@ -126,7 +126,7 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=fds,
-                env=_child_environment(),
+                env=child_environment(),
                 process_group=0,
             )
         except OSError as error:
@@ -241,7 +241,7 @@ def _anonymous_file() -> int:
     return fd
 
 
-def _child_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return an environment in which the child finds this very package, and nothing by accident of the directory."""
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parent.parent)

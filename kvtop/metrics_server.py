@@ -70,7 +70,7 @@ class MetricsServer:
             self._server = _Server(self.host, address.port, handler, secrets)
         except (OSError, UnicodeError) as error:
             raise UserError(
-                f"--metrics-port {address.port} (host {address.host}): {_why_not_listening(error)}"
+                f"--metrics-port {address.port} (host {address.host}): {why_not_listening(error)}"
             ) from error
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
@@ -214,7 +214,8 @@ def _make_handler(
     return Handler
 
 
-def _why_not_listening(error: OSError | UnicodeError) -> str:
+def why_not_listening(error: OSError | UnicodeError) -> str:
+    """Return why an address cannot be listened on, and what to do."""
     if isinstance(error, UnicodeError):
         return "not a host's name"
     if error.errno == errno.EADDRINUSE:

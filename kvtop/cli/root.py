@@ -16,6 +16,7 @@ from kvtop.cli.learning import learn_command
 from kvtop.cli.options import BOUND_OPTIONS, CONFIG_OPTION, CONSOLE_OPTIONS, ENGINE_OPTIONS, with_options
 from kvtop.cli.replaying import replay_command
 from kvtop.cli.running import check_command, run_command
+from kvtop.cli.serving import serve_command
 from kvtop.cli.watching import attach_command, ctl_group
 from kvtop.errors import EXIT_OK, UserError
 from kvtop.options_file import OptionsFile
@@ -105,6 +106,7 @@ for _command in (
     replay_command,
     learn_command,
     attach_command,
+    serve_command,
     ctl_group,
     doctor_command,
     bench_group,

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvtop.cli.asked import console_options, metrics_address
+from kvtop.cli.asked import Params, console_options, metrics_address
 from kvtop.cli.file import Command, with_look
 from kvtop.cli.options import CONFIG_OPTION, LOG_OPTION, LOOK_OPTIONS, with_options
 from kvtop.cli.values import SECONDS, WORD, whole
 from kvtop.ctl import CtlGroup, aim
 from kvtop.errors import UserError
+
+if TYPE_CHECKING:
+    from kvtop.targets import AttachOptions
+
+
+TARGET_OPTIONS: Final = (
+    click.option("--events", multiple=True, metavar="ADDR", help="Its cache events: tcp://HOST:5557; one a rank."),
+    click.option("--replay", multiple=True, metavar="ADDR", help="Where it replays them, such as tcp://HOST:5558."),
+    click.option("--topic", default="", metavar="T", help="Topic of its cache events (all)."),
+    click.option("--token-file", metavar="FILE", help="Send the first line of this file as a bearer token."),
+    click.option("--ca-file", metavar="FILE", help="Trust these certificates instead of the system's."),
+    click.option("--insecure", is_flag=True, help="Trust any certificate."),
+)
+
+
+def attach_options(params: Params) -> AttachOptions:
+    """Return how to attach."""
+    from kvtop.targets import AttachOptions
+
+    return AttachOptions(
+        params["allow_operations"],
+        params["token_file"],
+        params["ca_file"],
+        params["insecure"],
+        params["events"],
+        params["replay"],
+        params["topic"],
+    )
 
 
 @click.command("attach", cls=Command)
@@ -22,12 +50,7 @@ from kvtop.errors import UserError
     is_flag=True,
     help="Let the capitals act on it, not only look; they ask first.",
 )
-@click.option("--events", multiple=True, metavar="ADDR", help="Its cache events, such as tcp://HOST:5557; one a rank.")
-@click.option("--replay", multiple=True, metavar="ADDR", help="Where it replays them, such as tcp://HOST:5558.")
-@click.option("--topic", default="", metavar="T", help="Topic of its cache events (all).")
-@click.option("--token-file", metavar="FILE", help="Send the first line of this file as a bearer token.")
-@click.option("--ca-file", metavar="FILE", help="Trust these certificates instead of the system's.")
-@click.option("--insecure", is_flag=True, help="Trust any certificate.")
+@with_options(TARGET_OPTIONS)
 @click.option("--headless", is_flag=True, help="No screen: serve its metrics until stopped (--metrics-port).")
 @click.option("--metrics-port", type=whole(0, 65535), help="Where to serve them; 0 takes a free port.")
 @click.option("--metrics-host", metavar="H", help="Address to serve them on (127.0.0.1).")
@@ -47,17 +70,7 @@ def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bo
     recording:FILE. Without it, this machine is looked at: published engines, and the ports that engines usually take.
     Several are one table.
     """
-    from kvtop.targets import AttachOptions
-
-    options = AttachOptions(
-        params["allow_operations"],
-        params["token_file"],
-        params["ca_file"],
-        params["insecure"],
-        params["events"],
-        params["replay"],
-        params["topic"],
-    )
+    options = attach_options(params)
     address = metrics_address({**params, "compat": None})
     if headless != (address is not None):
         raise UserError("--headless and --metrics-port N: only together")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -78,22 +79,30 @@ def new_file(panel: str, step: int | None, suffix: str, asked: str | None) -> Pa
     raise UserError(f"export {stem}.{suffix}: a thousand such files exist already")
 
 
+def rows_text(kind: str, rows: Iterable[Row], step: int | None, source: str) -> tuple[str, int]:
+    """Return rows as text of that kind, ``csv`` or ``json``, and how many there are."""
+    found = list(rows)
+    file = io.StringIO(newline="")
+    if kind == "csv":
+        writer = csv.DictWriter(file, fieldnames=list(found[0]) if found else ["nothing"])
+        writer.writeheader()
+        writer.writerows(found)
+    else:
+        json.dump({"schema_version": 1, "source": source, "step": step, "rows": found}, file, indent=1)
+        file.write("\n")
+    return file.getvalue(), len(found)
+
+
 def write_rows(path: Path, rows: Iterable[Row], step: int | None, source: str) -> int:
     """Write rows as CSV or JSON, by the file's suffix, and return how many there were.
 
     Raises:
         UserError: It cannot be written.
     """
-    found = list(rows)
+    text, number = rows_text(path.suffix.removeprefix("."), rows, step, source)
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
-            if path.suffix == ".csv":
-                writer = csv.DictWriter(file, fieldnames=list(found[0]) if found else ["nothing"])
-                writer.writeheader()
-                writer.writerows(found)
-            else:
-                json.dump({"schema_version": 1, "source": source, "step": step, "rows": found}, file, indent=1)
-                file.write("\n")
+            file.write(text)
     except OSError as error:
         raise UserError(f"export {path}: {error.strerror}") from None
-    return len(found)
+    return number

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from textual.screen import Screen
@@ -356,34 +358,47 @@ class LookActions(MapActions):
             self.say(str(error), "bad")
 
     def export(self, kind: str, file: str | None) -> None:
-        """Write the panel that is shown to a new file: a picture, or its rows.
+        """Write the panel that is shown to a new file: a picture, or its rows. A browser downloads it instead.
 
         Raises:
             UserError: The file exists, or cannot be written.
         """
         view, asked = self._held or self.view, self.asked
         step = view.snapshot.step if view.snapshot else None
-        path = export.new_file(self.panel, step, kind, file)
+        # Whoever looks from a browser writes no files here, and learns nothing of those that there are.
+        path = Path(f"kvtop-{self.panel}.{kind}") if self.is_web else export.new_file(self.panel, step, kind, file)
         if kind != "svg" and path.suffix != f".{kind}":
             raise UserError(f"export {kind} {path}: its name must end with .{kind}")
         if kind == "svg":
-            try:
-                path.write_text(self.export_screenshot(title="kvtop"), encoding="utf-8")
-            except OSError as error:
-                raise UserError(f"export {path}: {error.strerror}") from None
-            self.say(f"written: {path}", "good")
+            self._save(self.export_screenshot(title="kvtop"), path)
             return
         panel = self.panel
 
         def work() -> None:
             try:
-                number = export.write_rows(path, export.rows_of(panel, view, asked), step, view.source)
+                rows = export.rows_of(panel, view, asked)
+                if self.is_web:
+                    self.call_later(self._save, export.rows_text(kind, rows, step, view.source)[0], path)
+                    return
+                number = export.write_rows(path, rows, step, view.source)
                 self.post_message(Told(f"written: {path}, {number} rows", True))
             except UserError as error:
                 self.post_message(Told(str(error), False))
 
         if not self._background.submit(work):
             self.say("too many commands are waiting", "bad")
+
+    def _save(self, text: str, path: Path) -> None:
+        """Write a file, or let the browser download it."""
+        if self.is_web:
+            self.deliver_text(io.StringIO(text), save_filename=path.name)
+            self.say(f"downloaded: {path}", "good")
+            return
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"export {path}: {error.strerror}") from None
+        self.say(f"written: {path}", "good")
 
     def on_told(self, message: Told) -> None:
         self.say(message.text, "good" if message.ok else "bad")

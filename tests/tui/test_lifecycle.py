@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -27,7 +28,6 @@ from kvtop.tui.background import Background
 
 _CHILD = Path(__file__).with_name("console_child.py")
 _LEAVE_ALTERNATE_SCREEN = b"\x1b[?1049l"
-_SHOW_CURSOR = b"\x1b[?25h"
 
 
 async def test_the_first_frame_does_not_wait_for_the_engine():
@@ -207,6 +207,15 @@ def terminal(request: pytest.FixtureRequest) -> Iterator[_Terminal]:
     child.close()
 
 
+def _modes_left_on(output: bytes) -> set[int]:
+    """Return the terminal's private modes that are on after this output, mouse and bracketed paste among them."""
+    on = {7, 25}
+    for numbers, sign in re.findall(rb"\x1b\[\?([\d;]+)([hl])", output):
+        modes = {int(number) for number in numbers.split(b";")}
+        on = on | modes if sign == b"h" else on - modes
+    return on
+
+
 _ENDS = [
     ("run", b"q", 0),
     ("run", b"\x03", 130),
@@ -233,7 +242,7 @@ def test_every_way_out_leaves_the_terminal_as_it_was(terminal, end, code):
     assert terminal.wait(2.0 + 3.0) == code
     assert termios.tcgetattr(terminal.slave) == terminal.before
     assert terminal.output.rfind(_LEAVE_ALTERNATE_SCREEN) > terminal.output.rfind(b"\x1b[?1049h")
-    assert _SHOW_CURSOR in terminal.output
+    assert _modes_left_on(terminal.output) == {7, 25}  # wrapping lines, and showing the cursor
     assert b"torch loaded: False" in terminal.output
 
 
