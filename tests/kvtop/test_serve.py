@@ -309,7 +309,6 @@ _REFUSED = [
     (["local:x", "--blocks", "64"], "--blocks: only without TARGET"),
     (["--token-file", "x"], "--token-file: only together with a TARGET"),
     (["nonsense"], "nonsense: a target is one of "),
-    (["http://127.0.0.1:9", "--allow-operations"], "--allow-operations: http://127.0.0.1:9 can only be looked at"),
     (["--publish", "a/b"], "a/b: an engine's name is "),
 ]
 
