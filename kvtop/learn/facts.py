@@ -184,6 +184,7 @@ NAMES: Final[dict[str, _Name]] = {
     "slots_never": _slots_never,
     "slots_held": _slots_held,
     "selected": _selected,
+    "some_sequence": lambda facts: next((r.seq_id for r in facts.snapshot.sequences if r.status == "running"), None),
     "panel": lambda facts: facts.panel,
     "colour": lambda facts: facts.colour,
     "remote_usage_percent": _remote("usage_ratio", 100),

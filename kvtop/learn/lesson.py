@@ -23,6 +23,7 @@ class RequestSpec:
         at: Step of its arrival.
         like: Name of a stream whose tokens its prompt begins with; empty for none.
         common: How many of them. [tokens]
+        change: Position of one of them that is another token after all; ``None`` for none.
         ends: Tokens after which its client has had enough; ``None`` is all of them.
         contiguous, priority: As in ``Request``.
     """
@@ -33,6 +34,7 @@ class RequestSpec:
     at: int = 0
     like: str = ""
     common: int = 0
+    change: int | None = None
     ends: int | None = None
     contiguous: bool = False
     priority: int = 0
@@ -55,7 +57,8 @@ class EngineSpec:
         shared_prompt: Leading prompt tokens that all requests submitted by hand have in common.
         kind: ``engine``; ``recording``, a run that is recorded first and then shown; or ``server``, one that is seen
             over the network only.
-        record_every: Steps between two moments of a recording.
+        record_steps, record_every: Of a recording: its steps, and those between two of its moments.
+        load_blocks: Pool that its workload is made for; ``None`` is its own.
     """
 
     options: EngineOptions
@@ -64,7 +67,9 @@ class EngineSpec:
     warm_steps: int = 0
     shared_prompt: int = 0
     kind: Literal["engine", "recording", "server"] = "engine"
+    record_steps: int = 1000
     record_every: int = 10
+    load_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

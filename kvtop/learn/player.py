@@ -7,7 +7,6 @@ the learner answers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from allocator.snapshot import SequenceRow
@@ -88,6 +87,7 @@ class LessonRun:
     _known: dict[str, Value] = field(default_factory=dict)
     _pages: dict[str, _Page] = field(default_factory=dict)
     _ran: set[str] = field(default_factory=set)
+    _wound_at: int | None = None
     _facts: LessonFacts = field(default_factory=lambda: LessonFacts(View(source="")))
 
     @property
@@ -109,10 +109,9 @@ class LessonRun:
         return wanted if wanted is not None and wanted != self.engine else None
 
     @property
-    def wants_experiment(self) -> tuple[str, Mapping[str, Value]] | None:
-        """The experiment that this step needs, with its parameters."""
-        step = self.step
-        return (step.run, step.parameters) if step.run is not None and step.id not in self._ran else None
+    def wants_experiment(self) -> str | None:
+        """Name of the experiment that this step needs and that was not run for it yet."""
+        return self.step.run if self.step.id not in self._ran else None
 
     @property
     def spec(self) -> EngineSpec:
@@ -136,7 +135,7 @@ class LessonRun:
         self._facts = LessonFacts(view, requests, self._known, screen.panel, screen.colour, screen.selected)
         if self.finished or self.wants_engine is not None or self.wants_experiment is not None:
             return
-        if (view.snapshot is None and view.remote is None) or self._awaits_table(view):
+        if (view.snapshot is None and view.remote is None) or self._awaits_table(view) or self._awaits_moment(view):
             return
         if not self.ready:
             self._begin()
@@ -150,6 +149,16 @@ class LessonRun:
             return False
         row = self.find(wanted)
         return row is not None and row.row is not None and view.focus_table is None
+
+    def wound(self) -> None:
+        """Note that the recording was wound to where this step wants it."""
+        self._wound_at = self._facts.view.generation
+
+    def _awaits_moment(self, view: View) -> bool:
+        """Whether the step shows another moment of a recording, which has not been read yet."""
+        if self.ready or self.step.show.at is None:
+            return False
+        return self._wound_at is None or view.generation <= self._wound_at
 
     def _begin(self) -> None:
         step = self.step
@@ -273,6 +282,7 @@ class LessonRun:
     def _leave(self) -> None:
         self.typed = self.note = ""
         self.ready = self.done = False
+        self._wound_at = None
         if self.at + 1 == len(self.lesson.steps):
             self.finished = True
         else:

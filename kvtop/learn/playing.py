@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from kvtop.attachment import Attachment
 from kvtop.errors import KvtopError
@@ -15,6 +16,8 @@ from kvtop.learn.workshop import open_engine
 from kvtop.panels.command_text import parse_command
 from kvtop.sources.recorded import RecordedSource
 
+#: Written before a command of a solution that may fail.
+TRY: Final = "try "
 #: Readings after which a step that does not begin is given up.
 _MAX_READINGS = 50
 
@@ -54,7 +57,7 @@ class Playing:
             self.screen.selected = None
             run.opened(wanted)
         if (experiment := run.wants_experiment) is not None:
-            run.ran(run_experiment(*experiment))
+            run.ran(run_experiment(experiment, run.spec, run.step.parameters))
         self.look()
         self._show(run.step)
         for _ in range(_MAX_READINGS):
@@ -82,8 +85,8 @@ class Playing:
             self.screen.selected = int(rest)
         elif name != "block":
             assert self.attachment is not None
-            outcome = self.attachment.operations.apply(parse_command(line))
-            if not outcome.ok:
+            outcome = self.attachment.operations.apply(parse_command(line.removeprefix(TRY)))
+            if not outcome.ok and not line.startswith(TRY):
                 raise LessonStuck(f"{self.run.lesson.name}, {self.run.step.id}: {line}: {outcome.message}")
         self.look()
 
@@ -100,9 +103,12 @@ class Playing:
         if show.sequence is not None:
             row = self.run.find(show.sequence) if show.sequence else None
             screen.selected = None if row is None else row.seq_id
-        if show.at is not None and self.attachment is not None and isinstance(self.attachment.source, RecordedSource):
-            with contextlib.suppress(UnknownFact):
-                self.attachment.source.go_to(int(self.run.ask(show.at)))
+        if show.at is not None:
+            source = None if self.attachment is None else self.attachment.source
+            if isinstance(source, RecordedSource):
+                with contextlib.suppress(UnknownFact):
+                    source.go_to(int(self.run.ask(show.at)))
+            self.run.wound()
 
 
 def play(lesson: Lesson, answers: Mapping[str, str]) -> Iterator[Playing]:

@@ -69,9 +69,12 @@ _USUAL: Final = {
     "num_swap_blocks": 0,
     "watermark_ratio": 0.0,
 }
-_ENGINE_KEYS: Final = ("kind", "warm-steps", "shared-prompt", "record-every", "request", "same-requests-as", *_OPTIONS)
+_ENGINE_KEYS: Final = (
+    *("kind", "warm-steps", "shared-prompt", "record-steps", "record-every", "request", "same-requests-as"),
+    *_OPTIONS,
+)
 _REQUEST_KEYS: Final = (
-    "label", "prompt", "output", "at", "like", "common", "ends", "contiguous", "priority",
+    "label", "prompt", "output", "at", "like", "common", "change", "ends", "contiguous", "priority",
 )  # fmt: skip
 _STEP_KEYS: Final = ("id", "kind", "show", "engine", "run", "with", "keep")
 _KIND_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -288,6 +291,7 @@ def _engine(table: _Table, before: Mapping[str, EngineSpec]) -> EngineSpec:
         warm_steps=table.whole("warm-steps", 0, 1_000_000, 0),
         shared_prompt=table.whole("shared-prompt", 0, 65536, 0),
         kind=kind,
+        record_steps=table.whole("record-steps", 1, 100_000, 1000),
         record_every=table.whole("record-every", 1, 10_000, 10),
     )
 
@@ -319,6 +323,7 @@ def _request(table: _Table) -> RequestSpec:
         at=table.whole("at", 0, 1_000_000, 0),
         like=like if "like" in table.values else "",
         common=common,
+        change=table.whole("change", 0, max(0, common - 1)) if "change" in table.values else None,
         ends=ends,
         contiguous=table.flag("contiguous"),
         priority=table.whole("priority", 0, 100, 0),

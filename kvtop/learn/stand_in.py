@@ -116,7 +116,7 @@ def open_server(spec: EngineSpec, build: Callable[[EngineSpec], Engine]) -> Atta
         build: Builds it.
     """
     engine = build(spec)
-    if spec.warm_steps:
-        engine.advance(spec.warm_steps)
+    while engine.step < spec.warm_steps and engine.advance(spec.warm_steps - engine.step):
+        pass
     source = _ServedSource(StandIn(engine, "llama-3-8b"))
     return Attachment(source, ReadOnly(source.missing["operations"]))

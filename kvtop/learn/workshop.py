@@ -20,11 +20,12 @@ from allocator.config import STEP_S
 from allocator.content import Request, TokenArray, TokenContent
 from allocator.scripts import CancelAt
 from kvtop.attachment import Attachment
-from kvtop.engine_setup import build_engine
+from kvtop.engine_setup import DEFAULT_BLOCK_SIZE, build_engine
 from kvtop.learn.lesson import EngineSpec, RequestSpec
 from kvtop.runner import EngineRunner
 from kvtop.sources.in_process import InProcessOperations, InProcessSource
-from kvtop.workloads.draws import draw_tokens
+from kvtop.workloads.draws import VOCABULARY, draw_tokens
+from kvtop.workloads.load import Load, parse_workloads
 
 if TYPE_CHECKING:
     from allocator.engine import Engine
@@ -53,8 +54,7 @@ def open_engine(spec: EngineSpec, *, threaded: bool = True) -> Attachment:
 
         return open_server(spec, build)
     engine = build(spec)
-    if spec.warm_steps:
-        engine.advance(spec.warm_steps)
+    go_to(engine, spec.warm_steps)
     speed = spec.options.speed if spec.options.speed is not None else SPEED
     runner = EngineRunner(engine, speed=speed, paused=True)
     source = InProcessSource(runner, name="lesson", on_close=engine.close)
@@ -63,12 +63,34 @@ def open_engine(spec: EngineSpec, *, threaded: bool = True) -> Attachment:
     return Attachment(source, InProcessOperations(runner))
 
 
+def go_to(engine: Engine, step: int) -> None:
+    """Let an engine take steps up to ``step``, or to its end."""
+    while engine.step < step and engine.advance(step - engine.step):
+        pass
+
+
 def build(spec: EngineSpec) -> Engine:
     """Return a new engine as ``spec`` describes it, at its first step."""
     make_request = _submitted(spec.shared_prompt)
+    if spec.has_workload and spec.load_blocks is not None:
+        return build_engine(spec.options, requests=_load(spec, spec.load_blocks), make_request=make_request)[0]
     if spec.has_workload:
         return build_engine(spec.options, make_request=make_request)[0]
     return build_engine(spec.options, requests=_requests(spec), make_request=make_request)[0]
+
+
+def _load(spec: EngineSpec, num_blocks: int) -> Load:
+    """Return the spec's workload as it is made for a pool of ``num_blocks``."""
+    options = spec.options
+    return Load(
+        parse_workloads(options.workload),
+        options.seed,
+        block_size=options.block_size or DEFAULT_BLOCK_SIZE,
+        num_blocks=num_blocks,
+        rate_scale=options.rate_scale,
+        size_scale=options.size_scale,
+        num_requests=options.num_requests,
+    )
 
 
 def _requests(spec: EngineSpec) -> Iterator[Request]:
@@ -80,6 +102,8 @@ def _request(spec: RequestSpec) -> Request:
     tokens = stream(spec.label, spec.prompt + spec.output)
     if spec.like:
         tokens[: spec.common] = stream(spec.like, spec.common)
+        if spec.change is not None:
+            tokens[spec.change] = (tokens[spec.change] + 1) % VOCABULARY
     script = () if spec.ends is None or spec.ends == spec.prompt + spec.output else (CancelAt(spec.ends),)
     return Request(
         TokenContent(tokens), spec.prompt, spec.at * STEP_S, spec.label, spec.priority, spec.contiguous, script
@@ -116,10 +140,11 @@ def _open_recording(spec: EngineSpec) -> Attachment:
     with tempfile.TemporaryDirectory(prefix="kvtop-lesson-") as folder:
         path = Path(folder) / "incident.kvr"
         order = RecordOrder(os.fspath(path), spec.record_every, kvtop.__version__)
-        engine = record_engine(build(spec), spec.options, order)
+        unrecorded = build(spec)
+        go_to(unrecorded, spec.warm_steps)
+        engine = record_engine(unrecorded, spec.options, order)
         try:
-            while engine.step < spec.warm_steps and engine.advance(spec.warm_steps - engine.step):
-                pass
+            go_to(engine, spec.warm_steps + spec.record_steps)
         finally:
             engine.close()
         source = RecordedSource(Recording.open(path), name="incident", paused=True)

@@ -17,7 +17,6 @@ from kvtop.tui.widgets.lesson import LessonPane
 
 # What gives lessons is imported when the first one is asked for: most consoles are opened for something else.
 if TYPE_CHECKING:
-    from kvtop.learn.experiments import Results
     from kvtop.learn.lesson import Lesson, Step
     from kvtop.learn.player import LessonRun, Screen
     from kvtop.learn.school import School
@@ -155,7 +154,7 @@ class Learning(Leaving):
             self._open(run, engine)
         elif (experiment := run.wants_experiment) is not None:
             self._is_testing = True
-            self._background.start("experiment", lambda: self._test(run, *experiment))
+            self._background.start("experiment", lambda: self._test(run, experiment))
         self._teach()
 
     def _open(self, run: LessonRun, name: str) -> None:
@@ -175,10 +174,10 @@ class Learning(Leaving):
 
         self._start(connect)
 
-    def _test(self, run: LessonRun, name: str, parameters: Results) -> None:
+    def _test(self, run: LessonRun, name: str) -> None:
         from kvtop.learn.experiments import run_experiment
 
-        results = run_experiment(name, parameters)
+        results = run_experiment(name, run.spec, run.step.parameters)
         with contextlib.suppress(RuntimeError):  # the screen may be gone
             self.post_message(ExperimentDone(run, results))
 
@@ -229,11 +228,12 @@ class Learning(Leaving):
         with contextlib.suppress(UnknownFact):
             if show.block is not None:
                 self.main.put_cursor(BlockRef("device", int(run.ask(show.block))))
-            if show.at is not None and self.attachment is not None:
-                source = self.attachment.source
+            if show.at is not None:
+                source = None if self.attachment is None else self.attachment.source
                 if isinstance(source, RecordedSource):
                     source.go_to(int(run.ask(show.at)))
-                    self._look_at()
+                run.wound()
+                self._look_at()
 
     # Keys -----------------------------------------------------------------------------------------------------------
 
@@ -249,7 +249,10 @@ class Learning(Leaving):
             case "enter":
                 self._go_on(run)
             case "hint":
+                taken = run.hints.get(run.step.id, 0)
                 pane.hint = run.hint()
+                if pane.hint and taken == len(run.text.hints):
+                    pane.hint = "still stuck? F2, then Enter, begins the lesson anew"
             case "words":
                 from kvtop.tui.screens.course import WordsScreen
 
@@ -299,8 +302,10 @@ class Learning(Leaving):
 
     def do_line(self, line: str) -> None:
         """Do a line of the command line at once, without a plan to look at first."""
+        from kvtop.learn.playing import TRY
         from kvtop.panels.command_text import KINDS, parse_command
 
+        line = line.removeprefix(TRY)
         if line.partition(" ")[0] in KINDS:
             self._apply(parse_command(line))
         else:
