@@ -92,24 +92,26 @@ class PoolState:
 
     Attributes:
         ref_count: Holders of each block. [n]
-        hash64: 64 bits of each block's key, 0 when it has none. [n]
+        hash64: 64 bits of each block's key, 0 when it has none or the engine does not tell. [n]
+        has_content: Blocks whose content can be found again, whether somebody holds them or not. [n] bool
         reserved: Blocks that are never handed out.
         requests: Unfinished requests, running first; perhaps not all of those that wait.
         group_sizes: Tokens a block, for each group of layers. [groups]
         num_running, num_waiting: How many there are in all.
-        victims: Cached blocks that would be evicted next, in order.
+        victims: Cached blocks that would be evicted next, in order; ``None`` where the engine does not tell.
         steps: Steps the engine has taken.
         totals: Totals by the name of their counter, as far as the engine tells them.
     """
 
     ref_count: NDArray[np.int64]
     hash64: NDArray[np.uint64]
+    has_content: NDArray[np.bool_]
     reserved: Sequence[int]
     requests: Sequence[RequestState]
     group_sizes: Sequence[int]
     num_running: int
     num_waiting: int
-    victims: tuple[int, ...]
+    victims: tuple[int, ...] | None
     steps: int
     totals: Mapping[str, int] = field(default_factory=dict)
 
@@ -204,10 +206,11 @@ class Showing:
 
     def _arrays(self, state: PoolState, step: int) -> BlockArrays:
         n = len(state.ref_count)
-        active = state.ref_count > 0
-        cached = ~active & (state.hash64 != 0)
-        states = active * np.uint8(BlockState.ACTIVE) + cached * np.uint8(BlockState.CACHED)
         reserved = np.asarray(state.reserved, np.int64)
+        active, has_content = state.ref_count > 0, state.has_content.copy()
+        active[reserved] = has_content[reserved] = False
+        cached = ~active & has_content
+        states = active * np.uint8(BlockState.ACTIVE) + cached * np.uint8(BlockState.CACHED)
         states[reserved] = BlockState.RESERVED
         refs = np.minimum(state.ref_count, 65535).astype(np.uint16)
         refs[reserved] = 0

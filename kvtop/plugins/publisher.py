@@ -48,7 +48,7 @@ class _Published(NamedTuple):
 
     snapshot: Snapshot
     shown: Shown
-    victims: tuple[int, ...]
+    victims: tuple[int, ...] | None
 
 
 class PoolPublisher:
@@ -231,14 +231,14 @@ class PoolPublisher:
 
 
 def _observation(published: _Published, focus: Focus) -> Observation:
-    tables = published.shown.tables
+    tables, victims = published.shown.tables, published.victims
     return Observation(
         snapshot=published.snapshot,
         device=published.shown.arrays,
         host=None,
         focus_table=None if focus.seq_id is None else tables.get(focus.seq_id),
         focus_block=None if focus.block_id is None else _holders(published.shown, focus.block_id),
-        next_victims=published.victims[: focus.num_victims] if focus.num_victims else None,
+        next_victims=None if victims is None or not focus.num_victims else victims[: focus.num_victims],
         lineage=lineage(tables) if focus.lineage else None,
     )
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from kvtop.errors import SourceError
 
@@ -27,14 +27,16 @@ class StepGate(Generic[_R]):
     Args:
         collect: Reads the engine's state; quick, and raises nothing of the system's.
         is_idle: Whether the engine has nothing to do, so that no step is worth waiting for.
+        by_engine_only: Whether only the engine's own thread may read, such as where that needs its own stream of work.
 
     Attributes:
         cost_s: Time the last reading took. [s]
         steps: Steps that ended.
     """
 
-    def __init__(self, collect: Callable[[], _R], is_idle: Callable[[], bool]) -> None:
+    def __init__(self, collect: Callable[[], _R], is_idle: Callable[[], bool], *, by_engine_only: bool = False) -> None:
         self._collect = collect
+        self._by_engine_only = by_engine_only
         self._is_idle = is_idle
         self._depth = self._entered = 0
         self._wanted = False
@@ -44,26 +46,35 @@ class StepGate(Generic[_R]):
         self.cost_s = 0.0
         self.steps = 0
 
-    def guard(self, method: Callable[..., Any], *, ends_step: bool = False) -> Callable[..., Any]:
+    def guard(
+        self,
+        method: Callable[..., Any],
+        *,
+        read: Literal["before", "after"] | None = None,
+        is_step: bool = False,
+    ) -> Callable[..., Any]:
         """Return ``method`` as it is to be called by the engine: nothing is read while it runs.
 
         Args:
             method: What changes the engine's state.
-            ends_step: Whether the state is that of a step's end when it returns.
+            read: Where the state is that of the end of a step, and may be read.
+            is_step: Whether it is called once a step.
         """
 
         @wraps(method)
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            if self._wanted and read == "before" and not self._depth:
+                self._take()
             self._entered += 1
             self._depth += 1
             try:
                 result = method(*args, **kwargs)
             finally:
                 self._depth -= 1
-            if ends_step:
+            if is_step:
                 self.steps += 1
-                if self._wanted and not self._depth:
-                    self._take()
+            if self._wanted and read == "after" and not self._depth:
+                self._take()
             return result
 
         return guarded
@@ -80,7 +91,7 @@ class StepGate(Generic[_R]):
         self._taken.clear()
         self._wanted = True
         try:
-            patience_s = 0.0 if self._is_idle() else PATIENCE_S
+            patience_s = 0.0 if not self._by_engine_only and self._is_idle() else PATIENCE_S
             while not self._taken.wait(min(patience_s, max(0.0, deadline_s - time.monotonic()))):
                 answer = self._between_steps()
                 if answer is not None:
@@ -101,7 +112,7 @@ class StepGate(Generic[_R]):
     def _between_steps(self) -> _R | None:
         """Read in this thread; ``None`` when the engine was, or began to be, in the middle of something."""
         before = self._entered
-        if self._depth:
+        if self._depth or self._by_engine_only:
             return None
         began_s = time.perf_counter()
         try:

@@ -148,9 +148,11 @@ class VllmPool:
         for is_running, told, tables in taken.requests:
             ids = [np.fromiter((b.block_id for b in held), np.int64, len(held)) for held in tables]
             requests.append(RequestState(told[0], is_running, *told[1:], ids))
+        hash64 = self._keys(taken.hashes, pause)
         return PoolState(
             ref_count=refs,
-            hash64=self._keys(taken.hashes, pause),
+            hash64=hash64,
+            has_content=hash64 != 0,
             reserved=(taken.null_id,),
             requests=requests,
             group_sizes=self._group_sizes,

@@ -22,7 +22,7 @@ class Counted:
         self.reading: Callable[[], None] = lambda: None
         self.is_idle = False
         self.gate: StepGate[tuple[int, int]] = StepGate(self.collect, lambda: self.is_idle)
-        self.step = self.gate.guard(self._step, ends_step=True)
+        self.step = self.gate.guard(self._step, read="after", is_step=True)
         self.change = self.gate.guard(self._step)
 
     def _step(self) -> str:

@@ -41,6 +41,7 @@ _OPERATIONS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
     ),
     "kvcached": (("change the memory limit", ("set-memory-limit",)),),
 }
+_PLUGIN: Final = "needs kvtop beside {} and KVTOP_PUBLISH=1; then kvtop attach local on its machine"
 #: Panel → the numbers of which any one makes it available.
 _PANELS: Final = (
     ("use of the cache", ("usage_ratio", "used_tokens")),
@@ -90,7 +91,7 @@ def capabilities_of(
         table.append(Capability(panel, None if is_known else _WHY_NOT.get((kind, panel), NOT_OFFERED)))
     events = None if has_events else events_reason or _EVENTS_FLAG.get(kind, NOT_OFFERED)
     table.append(Capability("resident prefixes", events))
-    plugin = "needs the plugin inside the engine's process" if kind == "vLLM" else NOT_OFFERED
+    plugin = _PLUGIN.format(kind) if kind in ("vLLM", "SGLang") else NOT_OFFERED
     local = "kvtop attach local:NAME on its machine shows it" if kind == "kvtop" else plugin
     table.append(Capability("physical block map", local))
     table.append(Capability("sequences and their blocks", local))

@@ -1,0 +1,48 @@
+"""Measures vLLM's scheduler alone, bare and with the plugin, for ``bench_plugin.py``: MODEL ROUNDS BLOCKS."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bench_plugin import in_turns, observed, report
+from vllm_scheduler import Driver
+
+from kvtop.plugins import vllm as plugin
+
+STEPS = 500
+
+
+def steps_a_second(driver: Driver) -> float:
+    """Take steps with sixteen requests running."""
+    seconds = 0.0
+    for _ in range(STEPS):
+        while len(driver.scheduler.requests) < 20:
+            driver.add()
+        began_s = time.perf_counter()
+        driver.step()
+        seconds += time.perf_counter() - began_s
+    return STEPS / seconds
+
+
+def main(model: str, rounds: int, num_blocks: int) -> None:
+    """Print the ratios."""
+    bare = Driver(model, num_blocks)
+    plugin.register()
+    plugged = Driver(model, num_blocks)
+    measures = {
+        "bare": lambda: steps_a_second(bare),
+        "plugin": lambda: steps_a_second(plugged),
+        "plugin, observed": lambda: observed(lambda: steps_a_second(plugged)),
+    }
+    for measure in measures.values():
+        measure()
+    report(f"pool of {num_blocks} blocks", "steps/s", in_turns(measures, rounds))
+    plugged.scheduler.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
