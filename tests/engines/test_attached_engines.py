@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_servers import VLLM_BLOCK_SIZE, VLLM_BLOCKS, EngineServer, free_port, vllm_server
+from engine_servers import SGLANG_PAGE, VLLM_BLOCK_SIZE, VLLM_BLOCKS, EngineServer, free_port, vllm_server
 from fake_engine import until
 
 from allocator.ids import BlockState
@@ -213,6 +213,29 @@ def test_sglang_by_its_metrics(sglang: EngineServer, attach: Attach) -> None:
     table = {capability.name: capability.reason for capability in facts_of(attachment).capabilities}
     assert table["cached and idle"] is None
     assert table["compact"] == "not offered by this engine"
+
+
+def test_sglangs_pages_are_those_of_its_own_metrics(sglang: EngineServer, attach: Attach) -> None:
+    attachment = attach("local:sglang")
+
+    def told(kind: str) -> int:
+        return round(sglang.metric(f"sglang:kv_{kind}_tokens")) // SGLANG_PAGE
+
+    def agrees() -> bool:
+        device = poll(attachment).device
+        assert device is not None
+        numbers = device.numbers
+        return (numbers.active, numbers.cached, numbers.free) == (told("used"), told("evictable"), told("available"))
+
+    sglang.complete(prompt(6, 100))
+    until(agrees, TIMEOUT_S)
+    with busy(sglang, 4, shared=10 * SGLANG_PAGE, tokens=100):
+        until(lambda: poll(attachment).device.numbers.shared >= 10 and agrees(), 120)  # type: ignore[union-attr]
+        rows = poll(attachment).snapshot.sequences  # type: ignore[union-attr]
+        assert {row.status for row in rows} <= {"running", "waiting"}
+    until(lambda: poll(attachment).snapshot.num_running == 0, TIMEOUT_S)  # type: ignore[union-attr]
+    assert "flushed" in str(sglang.call("/flush_cache", {}))
+    until(lambda: poll(attachment).device.numbers.cached == 0, TIMEOUT_S)  # type: ignore[union-attr]
 
 
 def test_llama_cpp_by_its_slots(llama: EngineServer, attach: Attach) -> None:

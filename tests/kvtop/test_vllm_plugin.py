@@ -479,6 +479,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def publisher_of(scheduler: BaseScheduler) -> PoolPublisher:
     """Return what publishes a scheduler's pool."""
-    found = [thing for thing in gc.get_objects() if isinstance(thing, PoolPublisher)]
+    found = [thing for thing in gc.get_objects() if type(thing) is PoolPublisher]
     (publisher,) = [thing for thing in found if thing._pool._scheduler() is scheduler]  # type: ignore[attr-defined]
     return publisher
