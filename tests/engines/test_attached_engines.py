@@ -240,7 +240,7 @@ def test_sglangs_pages_are_those_of_its_own_metrics(sglang: EngineServer, attach
 
 def test_llama_cpp_by_its_slots(llama: EngineServer, attach: Attach) -> None:
     attachment = attach(llama.url)
-    llama.complete(prompt(5, 100))
+    llama.complete("The quick brown fox jumps over the lazy dog. " * 4)
     until(lambda: (facts_of(attachment).rows[0].used_tokens or 0) > 0, TIMEOUT_S)
     facts = facts_of(attachment)
     assert facts.kind == "llama.cpp"
