@@ -10,6 +10,7 @@ from typing import Final
 from kvtop.bench import figures, locks
 from kvtop.bench.console import ConsoleSizes, measure_console
 from kvtop.bench.copies import measure_copies
+from kvtop.bench.events import EventSizes, measure_events
 from kvtop.bench.figures import Figure
 from kvtop.bench.locks import LockSizes, compare_layers
 from kvtop.bench.observer import ObserverSizes, measure_observer
@@ -128,6 +129,16 @@ def run_bench_console(*, rounds: int, as_json: bool, sizes: ConsoleSizes | None 
     """
     say(f"console: {rounds} rounds, each in a terminal of its own")
     return _print("console", rounds, list(measure_console(rounds, sizes or ConsoleSizes())), as_json)
+
+
+def run_bench_events(*, rounds: int, as_json: bool, sizes: EventSizes | None = None) -> int:
+    """Measure how fast cache events are taken in, print it, and return the exit code.
+
+    Raises:
+        KvtopError: Events were lost on the way.
+    """
+    say(f"events: {rounds} rounds")
+    return _print("events", rounds, list(measure_events(rounds, sizes or EventSizes())), as_json)
 
 
 def _print(benchmark: str, rounds: int, found: Sequence[Figure], as_json: bool) -> int:

@@ -142,7 +142,9 @@ class EventFacts:
         prefixes: The largest resident prefixes, largest first.
         batches, stored, removed, cleared: Totals since the console joined.
         gaps, restarts: Holes in the sequence that replay could not fill, and engines found started anew.
+        missed: Batches in those holes.
         replayed: Batches that came from the replay buffer.
+        behind_s: How much later than at best batches are taken over: a reader that falls behind sees it grow. [s]
         unknown, broken: Events of unknown type, and messages that could not be read.
         drift: Removals of blocks that were not known to be there.
         mean_life_s: Mean time from store to removal of the blocks removed so far. [s]
@@ -158,7 +160,9 @@ class EventFacts:
     cleared: int = 0
     gaps: int = 0
     restarts: int = 0
+    missed: int = 0
     replayed: int = 0
+    behind_s: float = 0.0
     unknown: int = 0
     broken: int = 0
     drift: int = 0

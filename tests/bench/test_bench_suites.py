@@ -12,6 +12,7 @@ from allocator.ids import BlockState
 from allocator.metrics import tier_numbers
 from kvtop.bench.console import ConsoleSizes
 from kvtop.bench.console_child import change, made_arrays
+from kvtop.bench.events import EventSizes, traffic
 from kvtop.bench.figures import Figure, as_text, number, ratio_figure, spread
 from kvtop.bench.locks import Comparison, LockSizes, Side
 from kvtop.bench.observer import ObserverSizes
@@ -23,6 +24,7 @@ from kvtop.bench.suites import (
     Sizes,
     run_bench_allocator,
     run_bench_console,
+    run_bench_events,
     run_bench_locks,
     run_bench_observer,
     run_bench_record,
@@ -236,3 +238,13 @@ def test_the_recording_benchmark_runs(capsys):
         "every step, size ÷ raw block map",
     ]
     assert 0 < figures[-1]["median"] < 1
+
+
+def test_the_events_benchmark_takes_in_all_that_is_sent(capsys):
+    sizes = EventSizes(batches=60, stores=4, num_blocks=256)
+    payloads, blocks = traffic(sizes)
+    assert (len(payloads), traffic(sizes)) == (60, (payloads, blocks))
+    assert run_bench_events(rounds=1, as_json=True, sizes=sizes) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert [f["unit"] for f in figures] == ["blocks/s", "blocks/s", "x", "cores"]
+    assert figures[2]["median"] == pytest.approx(figures[0]["median"] / figures[1]["median"])

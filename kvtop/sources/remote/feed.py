@@ -50,6 +50,7 @@ class Feed:
     Attributes:
         trouble: Why what is known is only part; ``None`` when it is all.
         batches, replayed: Batches applied, and those of them that came by replay.
+        missed: Batches in those holes.
         gaps, restarts: Holes that could not be filled, and engines found started anew.
         unknown, broken: Events of unknown type, and messages or events that could not be read.
     """
@@ -61,7 +62,7 @@ class Feed:
         replay: Callable[[int], Iterable[tuple[int, bytes]]] = lambda start: (),
     ) -> None:
         self.trouble: Trouble | None = None
-        self.batches = self.replayed = self.gaps = self.restarts = self.unknown = self.broken = 0
+        self.batches = self.replayed = self.missed = self.gaps = self.restarts = self.unknown = self.broken = 0
         self._residency = residency
         self._rank = rank
         self._ranks = {rank}
@@ -97,7 +98,7 @@ class Feed:
             if number < self._next:  # the replay has brought it already
                 return
         if number > self._next:
-            self._note_hole()
+            self._note_hole(number)
         self._apply(number, payload)
 
     def _catch_up(self, until: int | None, may_begin_again: bool = True) -> None:
@@ -113,7 +114,7 @@ class Feed:
             if until is not None and number >= until:
                 continue
             if number > self._next:
-                self._note_hole()
+                self._note_hole(number)
             self._apply(number, payload)
             self.replayed += 1
 
@@ -129,11 +130,12 @@ class Feed:
         self._next = 0
         self.trouble = None
 
-    def _note_hole(self) -> None:
+    def _note_hole(self, number: int) -> None:
         if self._next == 0:
             self.trouble = self.trouble or "joined late"
         else:
             self.gaps += 1
+            self.missed += number - self._next
             self.trouble = "gap"
 
     def _apply(self, number: int, payload: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -99,10 +99,8 @@ class Residency:
 
     def by_medium(self) -> tuple[tuple[str, int, int], ...]:
         """Return (medium, rank, resident copies), the device first."""
-        count: Counter[tuple[str, int]] = Counter()
-        for (rank, medium, _), blocks in self._places.items():
-            count[medium, rank] += sum(block.copies for block in blocks.values())
-        order = sorted(count, key=lambda key: (key[0] != "GPU", key))
+        count = {(medium, rank): region.resident for (rank, medium), region in self._regions.items() if region.resident}
+        order = sorted(count, key=lambda key: (key[0] != DEVICE, key))
         return tuple((medium, rank, count[medium, rank]) for medium, rank in order)
 
     @property

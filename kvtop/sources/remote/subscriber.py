@@ -61,17 +61,30 @@ class Subscriber:
     Args:
         endpoints: One for each rank.
         replay_quiet_s: Seconds without a message after which a replay is over.
+        queue: Messages kept for a reader that falls behind.
+        wall: Unix time.
 
     Raises:
         UserError: An endpoint is not one that can be connected to.
     """
 
-    def __init__(self, endpoints: Sequence[EventEndpoint], *, replay_quiet_s: float = REPLAY_QUIET_S) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[EventEndpoint],
+        *,
+        replay_quiet_s: float = REPLAY_QUIET_S,
+        queue: int = QUEUE,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         import zmq
 
         self._zmq = zmq
         self._context: zmq.Context[Any] = zmq.Context()
         self._replay_quiet_s = replay_quiet_s
+        self._queue = queue
+        self._wall = wall
+        self._lag_s: float | None = None
+        self._least_lag_s = float("inf")
         self._residency = Residency()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -122,7 +135,9 @@ class Subscriber:
                 cleared=residency.cleared,
                 gaps=sum(feed.gaps for feed in feeds),
                 restarts=sum(feed.restarts for feed in feeds),
+                missed=sum(feed.missed for feed in feeds),
                 replayed=sum(feed.replayed for feed in feeds),
+                behind_s=0.0 if self._lag_s is None else self._lag_s - self._least_lag_s,
                 unknown=sum(feed.unknown for feed in feeds),
                 broken=sum(feed.broken for feed in feeds),
                 drift=residency.drift,
@@ -185,7 +200,7 @@ class Subscriber:
 
     def _subscribe(self, endpoint: EventEndpoint) -> zmq.Socket[bytes]:
         names, socket = self._zmq, self._context.socket(self._zmq.SUB)
-        socket.setsockopt(names.RCVHWM, QUEUE)
+        socket.setsockopt(names.RCVHWM, self._queue)
         socket.setsockopt(names.MAXMSGSIZE, MAX_MESSAGE)
         socket.setsockopt(names.LINGER, 0)
         socket.setsockopt(names.SUBSCRIBE, endpoint.topic.encode())
@@ -241,6 +256,10 @@ class Subscriber:
             with self._lock:
                 emptied = [self._drain(socket, feed) for socket, feed in self._feeds if socket in ready]
                 self._turns_behind = 0 if all(emptied) else self._turns_behind + 1
+                if ready and self._residency.latest_s is not None:
+                    # The engine's clock may differ from ours: what counts is how much later than at best.
+                    self._lag_s = self._wall() - self._residency.latest_s
+                    self._least_lag_s = min(self._least_lag_s, self._lag_s)
                 restarts = sum(feed.restarts for _, feed in self._feeds)
                 if self._restarted.is_set():
                     self._restarted.clear()

@@ -40,6 +40,8 @@ _WIDE: Final = 104
 _WIDE_SERVER: Final = 36
 _KIND: Final = 13
 _NOTES: Final = 3
+#: Seconds later than at best from which events are told to be behind.
+_BEHIND_S: Final = 2.0
 #: The action that turns the mirror.
 _MAP: Final = "show('map')"
 _FLEET_COLUMNS: Final = (("used", 7), ("hit", 7), ("run", 6), ("wait", 6), ("preempt", 8))
@@ -256,6 +258,8 @@ class RemotePane(Pane):
         notes = [f"{fmt.short(events.distinct)} blocks", f"{look.key(_MAP)} shows the mirror"]
         lines = [rule(look, width, "Resident prefixes", notes)]
         text = line((f" {events.state}", look.style(style)))
+        if events.behind_s >= _BEHIND_S:
+            text.append(f"  {fmt.seconds(events.behind_s)} behind", look.style("warn"))
         for label, value in (
             ("batches", fmt.short(events.batches)),
             ("stored", fmt.short(events.stored)),
@@ -263,6 +267,8 @@ class RemotePane(Pane):
             ("cleared", fmt.short(events.cleared)),
             ("mean life", fmt.seconds(events.mean_life_s)),
             ("gaps", fmt.short(events.gaps)),
+            ("missed", fmt.short(events.missed)),
+            ("replayed", fmt.short(events.replayed)),
             ("restarts", fmt.short(events.restarts)),
             ("unknown", fmt.short(events.unknown)),
             ("unreadable", fmt.short(events.broken)),
