@@ -108,9 +108,11 @@ def chats(count: int, seed: int, users: int = 24) -> list[list[int]]:
 class Publisher:
     """An engine's PUB and ROUTER sockets, replies with or without the topic frame."""
 
-    def __init__(self, *, with_topic: bool, end_marker: bool = True) -> None:
+    def __init__(self, *, with_topic: bool, end_marker: bool = True, queue: int = 1000) -> None:
         self.context = zmq.Context()
         self.pub, self.router = self.context.socket(zmq.XPUB), self.context.socket(zmq.ROUTER)
+        self.pub.setsockopt(zmq.SNDHWM, queue)
+        self.router.setsockopt(zmq.SNDHWM, 0)
         ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (self.pub, self.router)]
         self.endpoint = EventEndpoint(0, f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}", "kv")
         self.engine = Engine()
