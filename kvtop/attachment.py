@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from kvtop.errors import SourceError
-from kvtop.model.observation import Focus, Observation
+from kvtop.model.observation import Focus, Observation, RemoteObservation
 from kvtop.model.reduce import fail, reduce
 from kvtop.model.view import View
 from kvtop.operations import Operations
@@ -68,6 +68,8 @@ class Attachment:
                 return self.view
             if isinstance(observation, Observation) and observation.snapshot.events:
                 self._next_event = observation.snapshot.events[-1].number + 1
+            elif isinstance(observation, RemoteObservation):
+                self._next_event = 0  # the next of ours that is opened may be another engine
             self.view = reduce(self.view, observation, self.clock())
             return self.view
 

@@ -12,10 +12,11 @@ import msgspec
 from kvtop.attachment import Attachment
 from kvtop.audit import AuditLog, audit_path
 from kvtop.errors import SourceError, UserError
-from kvtop.local_socket import listeners
+from kvtop.local_socket import listeners, socket_path
 from kvtop.operations import Operations, ReadOnly
 from kvtop.recording.reader import Recording
 from kvtop.sources.local import LocalOperations, LocalSource
+from kvtop.sources.member import ONE_OF_SEVERAL, LocalMember
 from kvtop.sources.named import NamedEngine
 from kvtop.sources.recorded import RecordedOperations, RecordedSource
 from kvtop.sources.remote.fleet import Fleet
@@ -24,6 +25,7 @@ from kvtop.sources.remote.prometheus import SCHEME, PrometheusFleet
 from kvtop.sources.remote.source import EventOptions, RemoteSource
 
 _HTTP: Final = ("http://", "https://")
+_LOCAL: Final = "local:"
 READ_ONLY: Final = "attached to look only; --allow-operations lets you act"
 
 
@@ -85,10 +87,10 @@ def open_target(text: str, *, allow_operations: bool = False, options: AttachOpt
 
 
 def open_targets(texts: Sequence[str], options: AttachOptions) -> Attachment:
-    """Return an attachment to one engine, or to several servers over the network as one fleet.
+    """Return an attachment to one engine, or to several, over the network and on this machine, as one fleet.
 
     Raises:
-        UserError: One of several is no address of a server, is named twice, or options for a single one are given.
+        UserError: One of several is neither, is named twice, or options for a single one are given.
         SourceError: The engine cannot be reached.
     """
     if len(texts) == 1:
@@ -96,23 +98,35 @@ def open_targets(texts: Sequence[str], options: AttachOptions) -> Attachment:
     if options.events or options.replays or options.allow_operations:
         raise UserError("--events, --replay and --allow-operations: with one target only")
     for text in texts:
-        if not text.startswith(_HTTP):
-            raise UserError(f"{text}: of several targets each is http(s)://HOST:PORT")
+        if not text.startswith((*_HTTP, _LOCAL)):
+            raise UserError(f"{text}: of several targets each is local:NAME or http(s)://HOST:PORT")
         if texts.count(text) > 1:
             raise UserError(f"{text}: named twice")
-    sources: list[RemoteSource] = []
+    sources: list[RemoteSource | LocalMember] = []
     try:
         for text in texts:
-            sources.append(
-                RemoteSource(text, token_file=options.token_file, ca_file=options.ca_file, insecure=options.insecure)
-            )
+            sources.append(_member(text, options))
         if len({source.name for source in sources}) < len(sources):
             raise UserError("two of the targets are the same server")
     except UserError:
         for source in sources:
             source.close()
         raise
-    return Attachment(Fleet(sources), ReadOnly(sources[0].missing["operations"]))
+    return Attachment(Fleet(sources), ReadOnly(ONE_OF_SEVERAL))
+
+
+def _member(text: str, options: AttachOptions) -> RemoteSource | LocalMember:
+    """Return one of several: an engine on this machine is waited for, as a server is."""
+    if not text.startswith(_LOCAL):
+        return RemoteSource(text, token_file=options.token_file, ca_file=options.ca_file, insecure=options.insecure)
+    name = text.removeprefix(_LOCAL)
+    socket_path(name)  # whether it is a name is told at once
+
+    def connect() -> LocalSource:
+        link = NamedEngine(name)
+        return LocalSource(link, text, missing=link.missing, renew=link.renew)
+
+    return LocalMember(text, connect)
 
 
 def only_engine(option: str) -> str:

@@ -27,7 +27,9 @@ class Source(Protocol):
     """
 
     name: str
-    missing: Mapping[str, str]
+
+    @property
+    def missing(self) -> Mapping[str, str]: ...
 
     def read(self, focus: Focus, timeout_s: float) -> Observation | RemoteObservation:
         """Return the newest observation.

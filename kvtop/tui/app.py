@@ -249,9 +249,14 @@ class KvtopApp(Learning):
     # Looking --------------------------------------------------------------------------------------------------------
 
     @property
+    def _source(self) -> object:
+        """The source, whatever more than reading it offers."""
+        return self.attachment.source if self.attachment else None
+
+    @property
     def _estimates(self) -> WhatIf | None:
         """What other caches would have made of an attached engine's traffic; asking has newer estimates made."""
-        source: object = self.attachment.source if self.attachment else None
+        source = self._source
         return source.what_if() if isinstance(source, Estimates) else None
 
     def action_help(self) -> None:
@@ -310,7 +315,7 @@ class KvtopApp(Learning):
 
     def _open_server(self, target: str | None) -> None:
         """Show one server of a fleet, or all of them again."""
-        source: object = self.attachment.source if self.attachment else None
+        source = self._source
         if isinstance(source, Openable) and target != source.opened:
             source.open(target)
             if target is None:
@@ -340,5 +345,7 @@ class KvtopApp(Learning):
             self.main.mark(None)
         elif self.selected is not None:
             self.choose(None)
+        elif isinstance(source := self._source, Openable) and source.opened is not None:
+            self._open_server(None)
         else:
             self.main.focus()

@@ -7,23 +7,11 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from kvtop.errors import SourceError
-from kvtop.model.observation import Focus, RemoteObservation
+from kvtop.model.observation import Focus, Observation, RemoteObservation
 from kvtop.model.remote import FLEET, EngineRow, RemoteFacts
 from kvtop.model.what_if import WhatIf
-from kvtop.sources.base import Estimates
-
-
-class RemoteReader(Protocol):
-    """One server; ``RemoteSource`` is one."""
-
-    name: str
-    missing: Mapping[str, str]
-
-    def read(self, focus: Focus, timeout_s: float) -> RemoteObservation:
-        """Return the newest facts."""
-
-    def close(self) -> None:
-        """Stop reading."""
+from kvtop.sources.base import Estimates, Source
+from kvtop.sources.member import LocalMember
 
 
 @runtime_checkable
@@ -39,18 +27,23 @@ class Openable(Protocol):
 
 
 class Fleet:
-    """Reads several servers. One that is lost is a row that says so; the others go on.
+    """Reads several engines. One that is lost is a row that says so; the others go on.
 
     Args:
-        sources: The servers; their names tell them apart.
+        sources: Servers over the network, and engines on this machine; their names tell them apart.
     """
 
-    def __init__(self, sources: Sequence[RemoteReader]) -> None:
-        self.name = f"{len(sources)} servers"
-        self.missing: Mapping[str, str] = sources[0].missing
+    def __init__(self, sources: Sequence[Source | LocalMember]) -> None:
+        self.name = f"{len(sources)} {'engines' if any(isinstance(s, LocalMember) for s in sources) else 'servers'}"
         self._sources = {source.name: source for source in sources}
         self._opened: str | None = None
         self._is_first = True
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """What is not offered by the opened one, or by the first of all, with the reason."""
+        opened = self._opened
+        return (self._sources[opened] if opened is not None else next(iter(self._sources.values()))).missing
 
     @property
     def opened(self) -> str | None:
@@ -61,8 +54,8 @@ class Fleet:
         """Show one server in full from the next reading on, or all of them again."""
         self._opened = target if target in self._sources else None
 
-    def read(self, focus: Focus, timeout_s: float) -> RemoteObservation:
-        """Return the opened server's facts, or a row for each engine of each server.
+    def read(self, focus: Focus, timeout_s: float) -> Observation | RemoteObservation:
+        """Return what the opened one tells, or a row for each engine of each server.
 
         Raises:
             SourceError: The opened server is lost.
@@ -88,9 +81,14 @@ class Fleet:
         for source in self._sources.values():
             source.close()
 
-    def _rows(self, source: RemoteReader, focus: Focus, timeout_s: float) -> list[EngineRow]:
+    def _rows(self, source: Source | LocalMember, focus: Focus, timeout_s: float) -> list[EngineRow]:
         try:
-            facts = source.read(focus, timeout_s).facts
+            if isinstance(source, LocalMember):
+                return [source.row(timeout_s)]
+            seen = source.read(focus, timeout_s)
         except SourceError as error:
             return [EngineRow(target=source.name, trouble=str(error), is_up=False)]
+        if not isinstance(seen, RemoteObservation):
+            return []
+        facts = seen.facts
         return [replace(row, target=source.name, kind=facts.kind, age_s=facts.age_s) for row in facts.rows]
