@@ -29,6 +29,7 @@ import msgspec
 
 from allocator.block_map import BlockMapWriter
 from allocator.errors import ConfigError
+from kvtop.audit import AuditLog, audit_path
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, KvtopError, SourceError, UserError
 from kvtop.local_socket import map_path, open_map, socket_path
@@ -370,7 +371,12 @@ def serve(
     lifeline.stop_with(stop, runner)
     name = engine.snapshot(phase="running", speed=None, steps_per_s=None).source
     server = EngineServer(
-        runner, engine=name, notes=notes, on_disconnect=lifeline.cut, send_timeout_s=_CONSOLE_PATIENCE_S
+        runner,
+        engine=name,
+        notes=notes,
+        on_disconnect=lifeline.cut,
+        send_timeout_s=_CONSOLE_PATIENCE_S,
+        audit=AuditLog(audit_path()),
     )
     for sock in socks:
         server.serve(sock)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from kvtop.processes import program_of
+
 #: ``not-answering``: a call into the driver has not come back. ``starting``: not asked yet.
 DRIVER_STATES: Final = ("ok", "no-library", "no-driver", "no-permission", "error", "not-answering", "starting")
 #: ``no-permission``: some of its facts may not be seen.
@@ -127,7 +129,7 @@ class GpuMonitor:
         self._nvml = nvml
         self._clock = clock
         self._is_ours = is_ours or _is_own_process
-        self._name_of = name_of or _program_of
+        self._name_of = name_of or program_of
         self._reading = GpuReading("starting")
         self._recent: tuple[GpuReading, ...] = ()
         self._asked_at_s: float | None = None
@@ -305,11 +307,3 @@ def _is_own_process(pid: int) -> bool:
         except (OSError, ValueError, IndexError):
             return False
     return pid == own
-
-
-def _program_of(pid: int) -> str | None:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip() or None
-    except OSError:
-        return None

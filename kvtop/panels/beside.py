@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvtop.alerting import Alerting
+from kvtop.audit import AuditEntry, AuditTail, audit_path
 from kvtop.gpu import GpuMonitor, GpuReading
 from kvtop.model.view import View
 from kvtop.monitoring.watch import AlertStatus
 
 #: Panels that stand for any engine, of ours or not: they need no snapshot.
-PANELS: Final = ("gpu", "alerts")
+PANELS: Final = ("gpu", "alerts", "audit")
 
 
 class Beside:
@@ -24,6 +25,7 @@ class Beside:
         self._nvml = nvml
         self._gpus: GpuMonitor | None = None
         self._alerting = Alerting()
+        self._audit: AuditTail | None = None
 
     def open(self, panel: str) -> None:
         """Begin to look at what a panel shows; the driver is asked from a thread of its own, from then on."""
@@ -39,11 +41,19 @@ class Beside:
             now_s: Time by the clock of its ``read_at_s``. [s]
         """
         self._alerting.follow(view, now_s)
+        if self._audit is None:
+            self._audit = AuditTail(audit_path())
+        self._audit.read()
 
     @property
     def alerts(self) -> tuple[AlertStatus, ...]:
         """The shipped alerts as they stand; empty before the first reading."""
         return self._alerting.statuses
+
+    @property
+    def audit(self) -> tuple[AuditEntry, ...]:
+        """The latest lines of this user's audit log, oldest first."""
+        return () if self._audit is None else self._audit.entries
 
     @property
     def num_firing(self) -> int:

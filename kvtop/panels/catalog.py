@@ -7,11 +7,12 @@ from typing import Final, TypeAlias
 
 from kvtop.model.view import View
 from kvtop.panels.alerts import alerts
+from kvtop.panels.audit import audit
 from kvtop.panels.cache import prefix
 from kvtop.panels.content import Asked, Section
 from kvtop.panels.engine import locks, tiers
 from kvtop.panels.gpu import gpu
-from kvtop.panels.sequence import commands, details, history
+from kvtop.panels.sequence import details, history
 from kvtop.panels.shape import fragmentation
 
 Content: TypeAlias = Callable[[View, Asked], tuple[Section, ...]]
@@ -23,7 +24,7 @@ CONTENTS: Final[Mapping[str, Content]] = {
     "tiers": tiers,
     "locks": locks,
     "history": history,
-    "commands": commands,
+    "audit": audit,
     "details": details,
     "gpu": gpu,
     "alerts": alerts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvtop.audit import AuditEntry
 from kvtop.gpu import GpuReading
 from kvtop.model.view import View
 from kvtop.monitoring.watch import AlertStatus
@@ -51,6 +52,8 @@ class Asked:
         back: Points of the history that are scrolled back.
         commands: What was asked for from this console, oldest first.
         alerts: The shipped alerts as they stand; empty before the first reading.
+        audit: The latest lines of this user's audit log, oldest first.
+        wanted: Words that a panel's lines must have, where it can be searched.
         gpus: The latest readings of this machine's GPUs, oldest first; empty before anybody asked for them.
     """
 
@@ -58,6 +61,8 @@ class Asked:
     back: int = 0
     commands: tuple[tuple[str, str, bool, str], ...] = ()
     alerts: tuple[AlertStatus, ...] = ()
+    audit: tuple[AuditEntry, ...] = ()
+    wanted: str = ""
     gpus: tuple[GpuReading, ...] = ()
 
 

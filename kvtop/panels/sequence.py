@@ -1,4 +1,4 @@
-"""The panels on one sequence, on what was asked from here, and on the numbers over time."""
+"""The panels on one sequence, and on the numbers over time."""
 
 from __future__ import annotations
 
@@ -86,15 +86,6 @@ def _table(view: View) -> tuple[Entry, ...]:
 
 def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
-
-
-def commands(view: View, asked: Asked) -> tuple[Section, ...]:
-    """Return what was asked for from this console, the newest first."""
-    entries = tuple(
-        Entry(at, command, f"{'done' if ok else 'refused'}: {message}", alarm=not ok)
-        for at, command, ok, message in reversed(asked.commands)
-    )
-    return (Section("Asked for from this console", entries or (Entry("nothing", "yet"),), wide=True),)
 
 
 def history(view: View, asked: Asked) -> tuple[Section, ...]:

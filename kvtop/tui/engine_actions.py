@@ -132,7 +132,7 @@ class EngineActions(ArrangeActions):
     def on_command_finished(self, message: CommandFinished) -> None:
         outcome = message.outcome
         self._poll_now.set()
-        self._note_command(message.command, outcome, time.strftime("%H:%M:%S"))
+        self._note_command(message.command, outcome, time.strftime("%m-%d %H:%M:%S"))
         if outcome.ok:
             took = f" in {fmt.seconds(outcome.seconds)}" if outcome.seconds and outcome.moved_blocks else ""
             self.say(f"{outcome.message}{took}", "good" if outcome.is_seen else "warn")

@@ -116,7 +116,10 @@ class LookActions(MapActions):
     @property
     def asked(self) -> Asked:
         """What panels show besides the view."""
-        return Asked(self.selected, self._back, tuple(self._asked), gpus=self._beside.gpus, alerts=self._beside.alerts)
+        beside = self._beside
+        return Asked(
+            self.selected, self._back, tuple(self._asked), beside.alerts, beside.audit, self._wanted, beside.gpus
+        )
 
     def action_show(self, what: str) -> None:
         base = self._base
@@ -185,13 +188,14 @@ class LookActions(MapActions):
         self.push_screen(Prompt(self.look, "/ words to find", text=before, changed=self.find), answer)
 
     def find(self, wanted: str) -> None:
-        """Show only sequences and events with these words; empty shows all."""
+        """Show only sequences, events and lines of the audit log with these words; empty shows all."""
         self._wanted = wanted.strip()
         for table in self._base.query(Sequences):
             table.reorder(wanted=self._wanted)
         for events in self._base.query(Events):
             events.find(self._wanted)
         self._base.query_one(RemotePane).find(self._wanted)
+        self._show(everything=True)
 
     def action_sort(self) -> None:
         if self.view.remote is not None:

@@ -17,9 +17,9 @@ from kvtop.gpu import (
     GpuMonitor,
     GpuProcess,
     _is_own_process,
-    _program_of,
 )
 from kvtop.gpu_metrics import GPU_METRICS, GpuCollector
+from kvtop.processes import program_of
 
 
 def monitor(nvml: FakeNvml) -> GpuMonitor:
@@ -158,8 +158,8 @@ def test_the_processes_of_a_gpu_are_named_most_memory_first():
 
 
 def test_a_program_is_named_by_its_own_process():
-    assert _program_of(os.getpid())
-    assert _program_of(2**30) is None
+    assert program_of(os.getpid())
+    assert program_of(2**30) is None
 
 
 def test_recent_readings_are_kept_in_order_and_bounded():

@@ -13,7 +13,7 @@ from fake_engine import ManualClock
 from allocator.commands import Pause, Pin
 from allocator.plans import Outcome, Plan
 from kvtop import audit
-from kvtop.audit import AuditLog
+from kvtop.audit import AuditLog, AuditTail
 from kvtop.cli import run
 from kvtop.log import Log
 
@@ -116,3 +116,43 @@ def test_what_is_wrong_with_the_command_line_is_told_in_the_form_asked_for(
     said = json.loads(line)
     assert said["level"] == "error"
     assert said["text"]
+
+
+def test_a_reader_follows_the_audit_log_over_its_change_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    tail, log = AuditTail(path), AuditLog(path)
+    tail.read()
+    assert tail.entries == ()
+    log.write("t", (os.getpid(), 1), Pause(), None, None)
+    tail.read()
+    assert [entry.engine for entry in tail.entries] == ["t"]
+    assert tail.entries[0].program
+    with path.open("ab") as file:
+        file.write(b'{"broken": \n\xff\n{"time": "half')
+    tail.read()
+    assert (len(tail.entries), tail.num_bad) == (1, 2)
+    path.rename(tmp_path / "audit.jsonl.1")
+    log.write("u", (None, None), Pause(), None, None, "gone")
+    tail.read()
+    assert [entry.engine for entry in tail.entries] == ["t", "u"]
+
+
+def test_a_reader_begins_near_the_end_and_keeps_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "TAIL_BYTES", 2000)
+    monkeypatch.setattr(audit, "MAX_KEPT", 5)
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    for number in range(100):
+        log.write(str(number), (1, 1), Pause(), None, None)
+    tail = AuditTail(path)
+    tail.read()
+    assert tail.num_bad == 0
+    assert [entry.engine for entry in tail.entries] == ["95", "96", "97", "98", "99"]
+
+
+def test_a_log_that_may_not_be_read_has_no_lines(tmp_path: Path) -> None:
+    tail = AuditTail(tmp_path)
+    tail.read()
+    assert tail.entries == ()

@@ -1,7 +1,8 @@
-"""The panels on what no engine tells: GPUs, alerts."""
+"""The panels on what no engine tells: GPUs, alerts, the audit log."""
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
@@ -10,7 +11,10 @@ from fake_nvml import LOST, NO_DRIVER, NO_PERMISSION, FakeNvml
 from test_remote_screen import facts, source
 from tui_fakes import Console, FocusedSource, console, scripted_observation
 
+from allocator.commands import Pause, Resize, SetPolicy
 from allocator.ids import BlockState
+from allocator.plans import Outcome, Plan
+from kvtop.audit import AuditLog, audit_path
 from kvtop.sources.scripted import block_arrays
 from kvtop.tui.widgets.stage import Stage
 
@@ -188,3 +192,64 @@ async def test_where_nothing_fires_that_is_said():
     states = np.full(64, BlockState.FREE, np.uint8)
     async with console(source=FocusedSource([scripted_observation(device=block_arrays(states, fill=16))])) as c:
         assert "Nothing fires, nothing is about to" in await _alerts_after(c, 0)
+
+
+# The audit log ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch) -> AuditLog:
+    """This user's audit log, empty."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return AuditLog(audit_path(), now=lambda: 1_700_000_000.0)
+
+
+@pytest.mark.parametrize("size", _SIZES)
+async def test_action_show_audit(log, size):
+    async with console(size=size) as c:
+        await c.press("9")
+        await c.poll()
+        assert "nobody has asked for anything yet" in c.text_of("#stage")
+        plan = Plan("shrink from 1024 to 900 blocks: 12 blocks moved", moved_blocks=12)
+        log.write("scripted", (1, None), Resize(900), plan, Outcome(True, "pool shrunk, 12 moved", 12))
+        log.write("scripted", (os.getpid(), os.getuid()), SetPolicy("sjf"), None, Outcome(False, "not now"))
+        log.write("another", (1, None), Pause(), None, Outcome(True, "paused"))
+        await c.poll()
+        text = " ".join(c.text_of("#stage").split())
+        for words in (
+            "resize 900: shrink from 1024",
+            "→ done: pool shrunk, 12 moved",
+            "this console",
+            "→ refused: not now",
+        ):
+            assert words in text, words
+        assert "11-14" in text or "11-15" in text
+        assert "paused" not in text
+        await c.press("slash", *"sjf", "enter")
+        text = c.text_of("#stage")
+        assert "/sjf: 1 of 2" in text
+        assert "resize" not in text
+        assert all(len(row) <= c.app.query_one("#stage").size.width for row in text.splitlines())
+
+
+async def test_what_a_door_without_lines_was_asked_is_known_to_the_console(log):
+    async with console() as c:
+        await c.press("space")
+        await c.until(lambda: "12 blocks moved" in c.note(), "the outcome")
+        await c.press("9")
+        await c.poll()
+        text = c.text_of("#stage")
+        assert "this console" in text
+        assert "pause → done: 12 blocks moved" in text
+
+
+async def test_the_commands_of_other_consoles_private_engines_are_theirs(log):
+    log.write("embedded", (1, None), Pause(), None, Outcome(True, "paused"))
+    log.write("embedded", (os.getpid(), None), Resize(900), None, Outcome(True, "resized"))
+    seen = scripted_observation()
+    async with console(source=FocusedSource([seen], name="embedded")) as c:
+        await c.press("9")
+        await c.poll()
+        text = c.text_of("#stage")
+        assert "resized" in text
+        assert "paused" not in text

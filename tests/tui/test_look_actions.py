@@ -118,16 +118,6 @@ async def test_action_show_history():
             assert words in text, words
 
 
-async def test_action_show_commands():
-    async with console() as c:
-        assert "nothing" in await _open(c, "9")
-        await c.press("space")
-        await c.until(lambda: "12 blocks moved" in c.note(), "the outcome")
-        text = await _open(c, "9")
-        assert "pause" in text
-        assert "done: 12 blocks moved" in text
-
-
 async def test_action_show_details():
     async with console(source=_source()) as c:
         assert "none selected" in await _open(c, "d")
@@ -489,7 +479,7 @@ async def test_panels_are_written_as_rows(folder):
         await c.until(lambda: "kvtop-sequences-step1000.json, 5 rows" in c.note(), "the file")
         written = json.loads((folder / "kvtop-sequences-step1000.json").read_text())
         assert written["rows"][0]["num_blocks"] == len(TABLES[7])
-        for panel in ("events", "history", "prefix", "fragmentation", "tiers", "locks", "commands", "details"):
+        for panel in ("events", "history", "prefix", "fragmentation", "tiers", "locks", "audit", "details"):
             c.app.action_show(panel)
             await _say(c, "export csv")
             await c.until(lambda panel=panel: f"kvtop-{panel}-step1000.csv" in c.note(), "the file")
