@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 from allocator.commands import (
     Abort,
@@ -19,8 +19,6 @@ from allocator.commands import (
     Pin,
     Resize,
     Resume,
-    SetLoad,
-    SetPolicy,
     SetSpeed,
     Step,
     SwapIn,
@@ -29,7 +27,7 @@ from allocator.commands import (
     VerifyContents,
     command_name,
 )
-from allocator.config import MAX_BLOCKS, Policy
+from allocator.config import MAX_BLOCKS
 from allocator.fault_kinds import FAULT_KINDS
 from allocator.ids import BlockFlag
 from allocator.plans import Outcome, Plan, WorkProgress
@@ -42,6 +40,7 @@ from kvtop.tui.arrange_actions import ArrangeActions
 from kvtop.tui.background import reason
 from kvtop.tui.messages import CommandFinished, PlanReady
 from kvtop.tui.screens.sheet import ActionSheet, Choice, NumberField
+from kvtop.tui.undo import Changes, inverse_of
 from kvtop.tui.widgets.sequences import Sequences
 
 #: Virtual seconds a real second: how slow and how fast the keys go before ``max``.
@@ -57,11 +56,6 @@ _GOALS: Final[tuple[tuple[str, CompactGoal], ...]] = (
     ("longest run", "longest-run"),
     ("by sequence", "by-sequence"),
 )
-_POLICIES: Final[tuple[tuple[str, Policy], ...]] = (
-    ("first come", "fcfs"),
-    ("by class", "priority"),
-    ("shortest job", "sjf"),
-)
 
 
 def _abort_plan(work: WorkProgress) -> Plan:
@@ -76,6 +70,10 @@ class EngineActions(ArrangeActions):
     """What is asked of the engine, and what came of it. ``KvtopApp`` is the only subclass."""
 
     _poll_now: threading.Event
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._changes = Changes()
 
     def _post(self, message: CommandFinished) -> bool:
         raise NotImplementedError
@@ -113,7 +111,7 @@ class EngineActions(ArrangeActions):
         attachment = self.attachment
         if attachment is None:
             return
-
+        inverse = inverse_of(command, self.view)
         timeout_s = _SLICED_S if isinstance(command, (Compact, Resize, SwapOut, SwapIn)) else _WHOLE_S
 
         def work() -> None:
@@ -122,7 +120,7 @@ class EngineActions(ArrangeActions):
                 outcome = attachment.operations.apply(command, timeout_s)
             except Exception as error:
                 outcome, is_known = Outcome(ok=False, message=reason(error)), False
-            self._post(CommandFinished(command, outcome, is_known))
+            self._post(CommandFinished(command, outcome, is_known, inverse))
 
         if isinstance(command, Abort):  # beside the command thread, which waits for what this ends
             self._background.start("abort", work)
@@ -134,6 +132,7 @@ class EngineActions(ArrangeActions):
         self._poll_now.set()
         self._note_command(message.command, outcome, time.strftime("%m-%d %H:%M:%S"))
         if outcome.ok:
+            self._changes.note(message.command, message.inverse)
             took = f" in {fmt.seconds(outcome.seconds)}" if outcome.seconds and outcome.moved_blocks else ""
             self.say(f"{outcome.message}{took}", "good" if outcome.is_seen else "warn")
         else:
@@ -144,7 +143,7 @@ class EngineActions(ArrangeActions):
         if attachment is None:
             return
         if self._in_progress is not None:
-            self.say(f"{self._in_progress.name} is in progress; A ends it")
+            self.say(f"{self._in_progress.name} is in progress; {self.look.key('abort')} ends it")
             return
 
         def ask(sheet: ActionSheet, request: int, command: AnyCommand) -> None:
@@ -252,9 +251,6 @@ class EngineActions(ArrangeActions):
 
         self.push_screen(ActionSheet(self.look, f"End {self._in_progress.name}", Abort(), ask), answer)
 
-    def action_policy(self) -> None:
-        self._open_sheet("policy", "Order the queue", [Choice(n, SetPolicy(policy)) for n, policy in _POLICIES])
-
     def action_resize(self) -> None:
         total = self.view.device.numbers.total if self.view.device else 0
 
@@ -276,23 +272,6 @@ class EngineActions(ArrangeActions):
             return EvictCached(int(text)) if int(text) >= 1 else "0: at least 1 block, or nothing typed for all"
 
         self._open_sheet("evict", "Evict cached blocks", NumberField("blocks", "", make, "nothing typed: all of them"))
-
-    def action_load(self) -> None:
-        snapshot = self.view.snapshot
-        if self._may("load") is None or snapshot is None:
-            return
-        if snapshot.rate_scale is None or snapshot.size_scale is None:
-            self.say("refused: the load of this engine cannot be changed", "bad")
-            return
-        rate, size = snapshot.rate_scale, snapshot.size_scale
-        choices = [
-            Choice("rate ×2", SetLoad(rate * 2, None)),
-            Choice("rate ÷2", SetLoad(rate / 2, None)),
-            Choice("size ×2", SetLoad(None, size * 2)),
-            Choice("size ÷2", SetLoad(None, size / 2)),
-            Choice("as at first", SetLoad(1.0, 1.0)),
-        ]
-        self._open_sheet("load", "Change the load", choices)
 
     def action_pin(self) -> None:
         block, device = self.main.cursor, self.view.device

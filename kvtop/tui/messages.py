@@ -52,11 +52,16 @@ class PlanReady(Message):
 
 
 class CommandFinished(Message):
-    """A command was applied or refused; that it is not known what became of it is an outcome too."""
+    """A command was applied or refused; that it is not known what became of it is an outcome too.
 
-    def __init__(self, command: AnyCommand, outcome: Outcome, is_known: bool = True) -> None:
+    ``inverse`` takes it back; ``None`` where nothing does.
+    """
+
+    def __init__(
+        self, command: AnyCommand, outcome: Outcome, is_known: bool = True, inverse: AnyCommand | None = None
+    ) -> None:
         super().__init__()
-        self.command, self.outcome, self.is_known = command, outcome, is_known
+        self.command, self.outcome, self.is_known, self.inverse = command, outcome, is_known, inverse
 
 
 class BackgroundCrashed(Message):

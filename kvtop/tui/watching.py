@@ -101,6 +101,7 @@ class Watching(ServingActions):
         self.selected = None
         self._held, self._back = None, 0
         self._told = ()
+        self._changes.clear()
         self.main.say("reading the first block map…")
         self._look_at()
         if self._auto_poll:

@@ -12,8 +12,8 @@ from kvtop.model import format as fmt
 from kvtop.recording.framing import Mark
 from kvtop.sources.recorded import RecordedSource
 from kvtop.tui.background import reason
-from kvtop.tui.engine_actions import EngineActions
 from kvtop.tui.messages import CommandFinished
+from kvtop.tui.setting_actions import SettingActions
 
 #: What the keys that jump in a recording look for.
 _JUMPS: Final = (
@@ -25,7 +25,7 @@ _JUMPS: Final = (
 )
 
 
-class WindActions(EngineActions):
+class WindActions(SettingActions):
     """What the keys do to a recording. ``KvtopApp`` is the only subclass."""
 
     _jump = 0

@@ -26,9 +26,11 @@ from allocator.commands import (
     Pin,
     Resize,
     Resume,
+    SetAutoCompaction,
     SetLoad,
     SetPolicy,
     SetSpeed,
+    SetWatermark,
     Step,
     SwapIn,
     SwapOut,
@@ -51,6 +53,7 @@ from kvtop.tui.messages import PlanReady
 from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.help import HelpScreen
 from kvtop.tui.screens.sheet import ActionSheet
+from kvtop.tui.undo import inverse_of
 from kvtop.tui.widgets.block_map import BlockRef
 from kvtop.tui.widgets.panes import Events
 from kvtop.tui.widgets.sequences import Sequences
@@ -746,3 +749,94 @@ async def test_what_ends_a_command_does_not_wait_for_it():
         await c.press("y")
         await c.until(lambda: len(operations.applied) == 2, "both")
         assert [type(command) for command in operations.applied] == [Abort, Compact]
+
+
+# Settings, and taking them back -------------------------------------------------------------------------------------
+
+
+async def test_action_watermark():
+    async with console() as c:
+        sheet = await _sheet_of(c, "W")
+        assert "percent  1" in sheet.text().plain
+        await c.press(*"120")
+        assert "120: from 0 to 100 percent" in sheet.text().plain
+        await c.press("ctrl+u")
+        assert "type a share" in sheet.text().plain
+        await c.press(*"2.5.")
+        await c.until(lambda: sheet.plan is not None, "the plan")
+        assert c.operations.planned[-1] == SetWatermark(0.025)
+        await c.press("y")
+        await c.until(lambda: c.operations.applied == [SetWatermark(0.025)], "the outcome")
+
+
+async def test_action_when_to_compact():
+    async with console() as c:
+        await _confirmed(c, SetAutoCompaction("auto", 0.5), "M")
+    async with console() as c:
+        await _confirmed(c, SetAutoCompaction("off", 0.5), "M", "left")
+
+
+@pytest.mark.parametrize(
+    ("keys", "command", "back"),
+    [
+        (("R", *"900"), Resize(900), Resize(1024)),
+        (("O", "right"), SetPolicy("priority"), SetPolicy("fcfs")),
+        (("W", *"5"), SetWatermark(0.05), SetWatermark(0.01)),
+        (("M",), SetAutoCompaction("auto", 0.5), SetAutoCompaction("manual", 0.5)),
+    ],
+)
+async def test_action_undo(keys, command, back):
+    async with console() as c:
+        await c.press("U")
+        assert "nothing to undo" in c.note()
+        await _confirmed(c, command, *keys)
+        sheet = await _sheet_of(c, "U")
+        assert c.operations.planned[-1] == back
+        assert "plan" in sheet.text().plain
+        assert c.operations.applied == [command]
+        assert str(sheet._fixed) == str(back)
+        await c.press("escape")
+        assert c.operations.applied == [command]
+        await _sheet_of(c, "U")
+        await c.press("y")
+        await c.until(lambda: c.operations.applied == [command, back], "the undo")
+        await c.poll()
+        await c.press("U")
+        assert "nothing to undo" in c.note()
+
+
+async def test_changes_are_taken_back_newest_first_and_on_the_command_line_too():
+    async with console() as c:
+        await _confirmed(c, Resize(900), "R", *"900")
+        c.app.run_line("set-policy sjf")
+        await c.until(lambda: isinstance(c.app.screen, ActionSheet) and c.app.screen.plan is not None, "the plan")
+        await c.press("y")
+        await c.until(lambda: len(c.operations.applied) == 2, "the second")
+        await c.poll()
+        c.app.run_line("undo")
+        await c.until(lambda: isinstance(c.app.screen, ActionSheet), "the sheet")
+        assert c.app.screen.heading == "Undo set-policy sjf"
+
+
+async def test_what_was_refused_or_cannot_be_taken_back_is_no_change():
+    operations = FakeOperations(outcome=Outcome(False, "no room"))
+    async with console(operations=operations) as c:
+        await _sheet_of(c, "R", *"900")
+        await c.press("y")
+        await c.until(lambda: "refused: no room" in c.note(), "the refusal")
+        operations.outcome = Outcome(True, "12 blocks moved")
+        await _sheet_of(c, "C")
+        await c.press("y")
+        await c.until(lambda: "12 blocks moved" in c.note(), "the outcome")
+        await c.press("U")
+        assert "nothing to undo" in c.note()
+
+
+def test_an_inverse_brings_back_what_the_view_shows():
+    view = Attachment(FocusedSource([scripted_observation()]), FakeOperations()).poll()
+    loaded = replace(view, snapshot=msgspec.structs.replace(view.snapshot, rate_scale=2.0, size_scale=0.5))
+    assert inverse_of(SetLoad(4.0, None), loaded) == SetLoad(2.0, None)
+    assert inverse_of(SetLoad(None, 1.0), loaded) == SetLoad(None, 0.5)
+    assert inverse_of(Resize(1024), view) is None
+    assert inverse_of(Compact(), view) is None
+    assert inverse_of(Resize(5), replace(view, snapshot=None)) is None

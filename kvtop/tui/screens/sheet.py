@@ -43,12 +43,14 @@ class NumberField:
         start: The number shown first; empty for none.
         make: Text typed → the command, or one line saying what is wrong.
         hint: What is allowed.
+        has_point: Whether it may have decimals.
     """
 
     label: str
     start: str
     make: Callable[[str], AnyCommand | str]
     hint: str = ""
+    has_point: bool = False
 
 
 class ActionSheet(Dialog[AnyCommand | None]):
@@ -126,10 +128,16 @@ class ActionSheet(Dialog[AnyCommand | None]):
         elif self._field is not None and (event.character or "").isdecimal() and (event.character or "").isascii():
             typed = "" if self._untouched else self._typed
             self._type((typed + (event.character or ""))[:_MAX_DIGITS])
+        elif self._field is not None and self._field.has_point and event.character == "." and not self._has_point:
+            self._type("0." if self._untouched or not self._typed else f"{self._typed}.")
         elif self._field is not None and event.key in ("backspace", "ctrl+h"):
             self._type("" if self._untouched else self._typed[:-1])
         elif self._field is not None and event.key == "ctrl+u":
             self._type("")
+
+    @property
+    def _has_point(self) -> bool:
+        return not self._untouched and "." in self._typed
 
     def _type(self, text: str) -> None:
         self._typed, self._untouched = text, False

@@ -182,7 +182,7 @@ def progress_line(look: Look, work: WorkProgress, width: int) -> Text:
     text.append_text(bar(look, max(8, min(40, width - 60)), [(share, "bar")]))
     text.append(f" {fmt.percent(share):>6} ", look.style("value"))
     text.append(f" {fmt.count(work.done_blocks)} of {fmt.blocks(work.total_blocks)}", look.style("text"))
-    text.append("  A", look.style("key"))
+    text.append(f"  {look.key('abort')}", look.style("key"))
     text.append(" ends it", look.style("dim"))
     return text
 
