@@ -12,7 +12,7 @@ from kvtop.panels.cache import prefix
 from kvtop.panels.content import Asked, Section
 from kvtop.panels.engine import locks, tiers
 from kvtop.panels.gpu import gpu
-from kvtop.panels.sequence import details, history
+from kvtop.panels.sequence import block, details, history
 from kvtop.panels.shape import fragmentation
 
 Content: TypeAlias = Callable[[View, Asked], tuple[Section, ...]]
@@ -26,6 +26,7 @@ CONTENTS: Final[Mapping[str, Content]] = {
     "history": history,
     "audit": audit,
     "details": details,
+    "block": block,
     "gpu": gpu,
     "alerts": alerts,
 }

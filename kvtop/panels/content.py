@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvtop.audit import AuditEntry
 from kvtop.gpu import GpuReading
+from kvtop.model.block_log import Block, Happening
 from kvtop.model.view import View
 from kvtop.monitoring.watch import AlertStatus
 
@@ -55,6 +56,8 @@ class Asked:
         audit: The latest lines of this user's audit log, oldest first.
         wanted: Words that a panel's lines must have, where it can be searched.
         gpus: The latest readings of this machine's GPUs, oldest first; empty before anybody asked for them.
+        block: The block under the cursor; ``None`` before there is one.
+        happenings: What happened to it while somebody looked, oldest first.
     """
 
     selected: int | None = None
@@ -64,6 +67,8 @@ class Asked:
     audit: tuple[AuditEntry, ...] = ()
     wanted: str = ""
     gpus: tuple[GpuReading, ...] = ()
+    block: Block | None = None
+    happenings: tuple[Happening, ...] = ()
 
 
 def nothing(view: View) -> tuple[Section, ...]:

@@ -1,4 +1,4 @@
-"""The panels on one sequence, and on the numbers over time."""
+"""The panels on one sequence, on one block, and on the numbers over time."""
 
 from __future__ import annotations
 
@@ -141,3 +141,13 @@ def _last(values: tuple[float | None, ...], kind: str) -> str:
     if kind == "ratio":
         return fmt.percent(value)
     return fmt.rate(value) if kind == "rate" else fmt.short(value)
+
+
+def block(view: View, asked: Asked) -> tuple[Section, ...]:
+    """Return what happened to the block under the cursor while somebody looked, the newest first."""
+    if view.snapshot is None or asked.block is None:
+        return nothing(view)
+    tier, block_id = asked.block
+    entries = tuple(Entry(f"step {fmt.count(h.step)}", h.what, h.detail) for h in reversed(asked.happenings))
+    title = f"What happened to {tier} block {fmt.count(block_id)} since it was looked at"
+    return (Section(title, entries or (Entry("nothing", "", "there is no such block"),), wide=True),)

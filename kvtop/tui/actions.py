@@ -130,6 +130,7 @@ ACTIONS: Final = (
         "panel",
     ),
     Action("show('gpu')", ("u",), "u", "gpu", "GPUs of this machine: memory, use, power, heat, processes", "panel"),
+    Action("show('block')", ("semicolon",), ";", "block", "what happened to the block under the cursor", "panel"),
     Action("arrange", ("f4",), "F4", "", "arrange the panels: beside, below, order of the tabs, hidden ones", "panel"),
     Action("beside", ("vertical_line",), "|", "", "the next panel beside the map", "panel"),
     Action("below", ("underscore",), "_", "", "the next panel below the map", "panel"),

@@ -159,6 +159,7 @@ class KvtopApp(Learning):
         view = self._shown
         self._forget_gone_sequence(view)
         self._say_new_notes(view)
+        self._block_log.note(view)
         self._follow(view)
         self.main.show(view, f"sequence {self.selected}" if self.selected is not None else "")
         if view.mirror is None:
@@ -197,7 +198,8 @@ class KvtopApp(Learning):
 
     def _show_inspector(self) -> None:
         view, block = self._shown, self.main.under
-        self._base.query_one(Inspector).show(view, block, self.selected, self.main.range)
+        happenings = self._block_log.of((block.tier, block.block_id))
+        self._base.query_one(Inspector).show(view, block, self.selected, self.main.range, happenings)
         self._base.query_one(InspectorLine).show(view, block, self.main.range)
 
     def _forget_gone_sequence(self, view: View) -> None:
@@ -230,6 +232,7 @@ class KvtopApp(Learning):
         self._poll_now.set()
         if self.attachment is not None:
             block, is_map = self.main.under, self.view.remote is None
+            self._block_log.look_at((block.tier, block.block_id))
             self.attachment.look_at(
                 seq_id=self.selected,
                 block_id=block.block_id if block.tier == "device" and (is_map or self._is_mirrored) else None,

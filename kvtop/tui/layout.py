@@ -65,6 +65,7 @@ BlockMap { height: 1fr; }
 TooSmall { display: none; height: 1fr; }
 .-wide #right, .-huge #right { display: block; }
 .-huge #right { width: 42%; }
+.-huge Inspector { height: 16; }
 .-wide.-tall #bottom, .-huge.-tall #bottom { display: block; }
 .-wide InspectorLine, .-huge InspectorLine { display: none; }
 .-wide.-beside-none #right, .-huge.-beside-none #right { display: none; }

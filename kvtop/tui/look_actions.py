@@ -14,6 +14,7 @@ from textual.screen import Screen
 from allocator.commands import Pause, Resume, SetSpeed, Step
 from allocator.plans import Outcome
 from kvtop.errors import UserError
+from kvtop.model.block_log import BlockLog
 from kvtop.model.view import View
 from kvtop.panels import command_text, export
 from kvtop.panels.beside import Beside
@@ -76,6 +77,7 @@ class LookActions(MapActions):
         self._held: View | None = None
         self._back = 0
         self._wanted = ""
+        self._block_log = BlockLog()
         self._lines: deque[str] = deque(maxlen=_MAX_LINES)
         self._asked: deque[tuple[str, str, bool, str]] = deque(maxlen=_MAX_ASKED)
 
@@ -116,9 +118,17 @@ class LookActions(MapActions):
     @property
     def asked(self) -> Asked:
         """What panels show besides the view."""
-        beside = self._beside
+        beside, under = self._beside, self.main.under
         return Asked(
-            self.selected, self._back, tuple(self._asked), beside.alerts, beside.audit, self._wanted, beside.gpus
+            self.selected,
+            self._back,
+            tuple(self._asked),
+            beside.alerts,
+            beside.audit,
+            self._wanted,
+            beside.gpus,
+            (under.tier, under.block_id),
+            self._block_log.of((under.tier, under.block_id)),
         )
 
     def action_show(self, what: str) -> None:

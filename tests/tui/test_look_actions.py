@@ -9,9 +9,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 from rich.cells import cell_len
-from tui_fakes import TABLES, FocusedSource, console, scripted_observation
+from tui_fakes import TABLES, FocusedSource, console, scripted_arrays, scripted_observation
 
 from allocator.commands import Compact, Pause, Pin, Resize, SetSpeed, Step
+from allocator.ids import BlockState
 from allocator.snapshot import CompactionRecord, CopyNumbers, LockNumbers
 from kvtop.panels.catalog import CONTENTS
 from kvtop.tui.actions import ACTIONS
@@ -552,3 +553,23 @@ async def test_wide_characters_and_brackets_in_names_are_shown_as_they_are(size)
         await c.pilot.pause()
         await c.poll()
         assert "会話 [red]x[/]" in c.screen_text()
+
+
+# One block -----------------------------------------------------------------------------------------------------------
+
+
+async def test_action_show_block():
+    async with console(source=_source(), size=(240, 70)) as c:
+        await c.point_at("device", 41)
+        text = await _open(c, "semicolon")
+        assert "device block 41" in text
+        assert "held by sequence 7, 8" in text
+        arrays = scripted_arrays()
+        arrays.state[41], arrays.ref_count[41] = BlockState.FREE, 0
+        c.source._observations[:] = [scripted_observation(step=1010, device=arrays)]
+        await c.poll()
+        text = c.text_of("#stage")
+        assert "step 1,010" in text
+        assert "let go" in text
+        await c.press("1")
+        assert "@1010" in c.text_of("#inspector")

@@ -10,6 +10,7 @@ from rich.text import Text
 from allocator.ids import NO_ROW, BlockFlag, BlockState, Tier
 from allocator.snapshot import SequenceRow, Snapshot
 from kvtop.model import format as fmt
+from kvtop.model.block_log import Happening
 from kvtop.model.view import View, is_attached
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.block_map import BlockRef
@@ -182,12 +183,19 @@ class Inspector(Lines):
         self._block = BlockRef("device", 0)
         self._chosen: int | None = None
         self._marked: tuple[Tier, int, int] | None = None
+        self._happenings: tuple[Happening, ...] = ()
 
     def show(
-        self, view: View, block: BlockRef, chosen: int | None, marked: tuple[Tier, int, int] | None = None
+        self,
+        view: View,
+        block: BlockRef,
+        chosen: int | None,
+        marked: tuple[Tier, int, int] | None = None,
+        happenings: tuple[Happening, ...] = (),
     ) -> None:
-        """Draw what a view knows of a block, or of the marked range, and of the selected sequence."""
+        """Draw what a view knows of a block, or of the marked range, of the selected sequence, and what happened."""
         self._view, self._block, self._chosen, self._marked = view, block, chosen, marked
+        self._happenings = happenings
         self.redraw()
 
     def build(self, width: int, height: int) -> list[Text]:
@@ -214,6 +222,9 @@ class Inspector(Lines):
             ):
                 lines.append(self._entry(label, value, width))
         lines += self._sequence(width)
+        if facts is not None and self._marked is None:
+            newest_first = self._happenings[::-1][: max(0, height - len(lines))]
+            lines += [self._entry(f"@{h.step}", f"{h.what} {h.detail}", width) for h in newest_first]
         return lines[:height]
 
     def _entry(self, label: str, value: str, width: int) -> Text:
