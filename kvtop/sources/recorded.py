@@ -108,6 +108,11 @@ class RecordedSource:
         """The marks that were set in it, in order of steps."""
         return self.recording.notes
 
+    def shows(self, note: Note) -> bool:
+        """Return whether a mark belongs to the moment shown: whether that is the last one up to its step."""
+        with self._lock:
+            return self.recording.at(note.step) == self._number or note.step == self.step
+
     def mark(self, text: str) -> tuple[int, Path]:
         """Set a mark at the moment shown; return its step, and the file that keeps it.
 
@@ -164,6 +169,13 @@ class RecordedSource:
         """Go to the last moment at or before ``step``, and return its step."""
         with self._lock:
             self._check_open()
+            return self._put(self.recording.at(max(0, step)))
+
+    def stop_at(self, step: int) -> int:
+        """Pause at the last moment at or before ``step``, and return its step."""
+        with self._lock:
+            self._check_open()
+            self._paused = True
             return self._put(self.recording.at(max(0, step)))
 
     def scrub(self, moments: int) -> int:

@@ -143,6 +143,7 @@ ACTIONS: Final = (
     Action("speed('up')", ("plus", "equals_sign"), "+", "speed", "twice the speed", "run", operates=True, rank=19),
     Action("speed('down')", ("minus",), "-", "", "half the speed", "run", operates=True),
     Action("speed('max')", ("m",), "m", "", "as fast as possible", "run", operates=True),
+    Action("annotate", ("apostrophe",), "'", "mark", "mark this step with a text", "run", operates=True, rank=20),
     Action(
         "wind('back')",
         ("left_square_bracket",),
@@ -159,8 +160,15 @@ ACTIONS: Final = (
     ),
     Action("jump('last')", ("b",), "b", "", "", "wind"),
     Action(
-        "jump_kind", ("i",), "i", "kind", "look for preemptions, evictions, faults, commands, or all", "wind", rank=5
+        "jump_kind",
+        ("i",),
+        "i",
+        "kind",
+        "look for preemptions, evictions, faults, commands, marks, or all",
+        "wind",
+        rank=5,
     ),
+    Action("marks", ("quotation_mark",), '"', "marks", "list the marks, and go to one", "wind", rank=8),
     _act(5, "swap_out", "S", "out", "swap the selected sequence out to the host tier"),
     _act(12, "swap_in", "I", "in", "swap the selected sequence in again"),
     _act(6, "compact", "C", "compact", "move blocks together; choose the goal"),

@@ -75,7 +75,7 @@ class EngineActions(ArrangeActions):
         super().__init__(**options)
         self._changes = Changes()
 
-    def _post(self, message: CommandFinished) -> bool:
+    def _post(self, message: Message) -> bool:
         raise NotImplementedError
 
     # On offer, asked, planned ---------------------------------------------------------------------------------------

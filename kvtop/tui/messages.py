@@ -8,6 +8,7 @@ from textual.message import Message
 
 from allocator.plans import Outcome, Plan
 from kvtop.attachment import Attachment
+from kvtop.recording.frames import Note
 from kvtop.serving_commands import AnyCommand
 
 if TYPE_CHECKING:
@@ -62,6 +63,14 @@ class CommandFinished(Message):
     ) -> None:
         super().__init__()
         self.command, self.outcome, self.is_known, self.inverse = command, outcome, is_known, inverse
+
+
+class MarksRead(Message):
+    """The marks of a recording, read on the command thread, and the step it stands at."""
+
+    def __init__(self, notes: tuple[Note, ...], step: int) -> None:
+        super().__init__()
+        self.notes, self.step = notes, step
 
 
 class BackgroundCrashed(Message):

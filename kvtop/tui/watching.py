@@ -164,7 +164,7 @@ class Watching(ServingActions):
             self._show(everything=self._panes_at_s is None or self.clock() - self._panes_at_s >= _PANES_EVERY_S)
         self._drawn.set()
 
-    def _post(self, message: ViewChanged | Connected | ConnectFailed | CommandFinished | BackgroundCrashed) -> bool:
+    def _post(self, message: Message) -> bool:
         """Post from any thread; false once the screen is gone."""
         try:
             return self.post_message(message)

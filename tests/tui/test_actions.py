@@ -16,6 +16,7 @@ from tui_fakes import TABLES, FakeOperations, FocusedSource, console, scripted_o
 
 from allocator.commands import (
     Abort,
+    Annotate,
     Cancel,
     Command,
     Compact,
@@ -43,7 +44,7 @@ from allocator.workload_facts import WorkloadFacts
 from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import SourceError
-from kvtop.recording.frames import RecordingHeader
+from kvtop.recording.frames import Note, RecordingHeader
 from kvtop.recording.reader import Recording
 from kvtop.recording.writer import RecordedEngine, RecordingWriter
 from kvtop.sources.recorded import RecordedOperations, RecordedSource
@@ -52,6 +53,7 @@ from kvtop.tui.engine_actions import next_speed
 from kvtop.tui.messages import PlanReady
 from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.help import HelpScreen
+from kvtop.tui.screens.marks import MarksScreen
 from kvtop.tui.screens.sheet import ActionSheet
 from kvtop.tui.undo import inverse_of
 from kvtop.tui.widgets.block_map import BlockRef
@@ -330,6 +332,10 @@ def test_speeds_stay_within_bounds(speed, way, expected):
 
 def _recording(steps: int = 400) -> RecordedSource:
     """Return a paused recording of a small engine under pressure, with one command in it."""
+    return RecordedSource(Recording(io.BytesIO(_recorded(steps))), paused=True)
+
+
+def _recorded(steps: int) -> bytes:
     file = io.BytesIO()
     options = EngineOptions(num_blocks=96, num_swap_blocks=48, geometry="none", speed=None, seed=3)
     engine, _ = build_engine(options)
@@ -339,7 +345,7 @@ def _recording(steps: int = 400) -> RecordedSource:
     recorded.advance(steps - 200)
     data = file.getvalue()
     recorded.close()
-    return RecordedSource(Recording(io.BytesIO(data)), paused=True)
+    return data
 
 
 @asynccontextmanager
@@ -383,7 +389,7 @@ async def test_action_wind_moment():
 
 async def test_action_jump_kind():
     async with _winding(0) as (c, _wind):
-        for kind in ("preemption", "eviction", "fault", "command", "event of interest"):
+        for kind in ("preemption", "eviction", "fault", "command", "mark", "event of interest"):
             await c.press("i")
             assert c.note().strip() == f"n and b go to the next and the last {kind}"
 
@@ -401,6 +407,49 @@ async def test_action_jump_last():
         await c.press("i", "i", "i", "i")
         await wind("b", 200, "command at step 200")
         await wind("b", 200, "no command before this moment")
+
+
+async def test_action_annotate():
+    async with console() as c:
+        await c.press("apostrophe", *"slow", "enter")
+        await c.until(lambda: c.operations.applied == [Annotate("slow")], "the mark")
+        await c.press("apostrophe", "escape")
+        assert c.operations.applied == [Annotate("slow")]
+
+
+async def test_a_recording_is_marked(tmp_path):
+    path = tmp_path / "run.kvrec"
+    data = _recorded(400)
+    path.write_bytes(data)
+    source = RecordedSource(Recording.open(path), paused=True)
+    source.go_to(123)
+    async with console(source=source, operations=RecordedOperations(source)) as c:
+        await c.press("apostrophe", *"odd", "enter")
+        await c.until(lambda: "marked step 120: odd" in c.note(), f"the mark: {c.note()}")
+    assert path.read_bytes().startswith(data)
+    assert [(note.step, note.text) for note in source.notes] == [(120, "odd")]
+
+
+async def test_action_marks():
+    async with _winding(0) as (c, wind):
+        await c.press("quotation_mark")
+        await c.until(lambda: "no marks yet; ' sets one" in c.note(), "the refusal")
+        notes = [Note(step, f"mark at {step}") for step in (50, 205, 310)]
+        c.app.attachment.source.recording._added[:] = notes
+        await c.press("quotation_mark")
+        await c.until(lambda: isinstance(c.app.screen, MarksScreen), "the list")
+        assert "▸ step  50  mark at 50" in c.app.screen.text().plain
+        await c.press("j", "j", "j", "k")
+        assert "▸ step 205  mark at 205" in c.app.screen.text().plain
+        await wind("enter", 200, "step 200")
+        await c.press("quotation_mark")
+        await c.until(lambda: isinstance(c.app.screen, MarksScreen), "the list")
+        assert c.app.screen.cursor == 0
+        await c.press("escape")
+        await c.press("i", "i", "i", "i", "i")
+        await wind("n", 310, "mark at step 310: mark at 310")
+        await wind("b", 200, "mark at step 200: mark at 205")
+        await wind("b", 50)
 
 
 async def test_a_recording_plays_and_takes_no_commands():
