@@ -81,8 +81,12 @@ class FaultInjector:
         self._look_ahead()
 
     def tell_copies(self, engine: Engine) -> None:
-        """Tell what struck copies since the last time."""
-        for strike in self._storage.take_strikes():
+        """Tell what struck copies that have been committed, or given up, since the last time.
+
+        A copy runs beside the engine, at its own pace: told as soon as it struck, a fault would stand elsewhere among
+        the events in each run.
+        """
+        for strike in self._storage.take_strikes(engine.copies.num_ended):
             self._tell(engine, strike.kind, strike.text)
 
     def notes(self) -> tuple[str, ...]:

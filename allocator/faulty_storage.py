@@ -23,10 +23,17 @@ from allocator.storage import Storage
 
 
 class Strike(NamedTuple):
-    """A fault that struck a copy: its kind, and one line about it."""
+    """A fault that struck a copy.
+
+    Attributes:
+        kind: Its kind.
+        text: One line about it.
+        copy: How many copies had come before that one.
+    """
 
     kind: FaultKind
     text: str
+    copy: int
 
 
 class FaultyStorage:
@@ -61,6 +68,7 @@ class FaultyStorage:
         #: Copies still to be struck on purpose, and for how long each.
         self._armed: dict[FaultKind, tuple[int, float]] = {}
         self.strikes: deque[Strike] = deque()
+        self._num_copies = 0
         self._stuck: list[str] = []
         self._released = threading.Event()
         self._closed = threading.Event()
@@ -94,12 +102,17 @@ class FaultyStorage:
         with self._lock:
             return self._stuck[0] if self._stuck else None
 
-    def take_strikes(self) -> list[Strike]:
-        """Return what struck since the last call, oldest first."""
+    def take_strikes(self, num_ended: int | None = None) -> list[Strike]:
+        """Return what struck copies since the last call, oldest first.
+
+        Args:
+            num_ended: Tell of so many copies at most, the first ones, and keep the rest; ``None`` tells of all.
+        """
+        taken = []
         with self._lock:
-            strikes = list(self.strikes)
-            self.strikes.clear()
-        return strikes
+            while self.strikes and (num_ended is None or self.strikes[0].copy < num_ended):
+                taken.append(self.strikes.popleft())
+        return taken
 
     # -- storage -------------------------------------------------------------------------------------
 
@@ -108,22 +121,23 @@ class FaultyStorage:
         if blocks == 0:
             return self.inner.copy(job)
         with self._lock:
+            number, self._num_copies = self._num_copies, self._num_copies + 1
             slow_s, stuck_s = self._drawn("slow-copy"), self._drawn("stuck-executor")
             good = self._random["failing-copy"].randrange(blocks)  # drawn for each copy, struck or not
             fails = self._drawn("failing-copy") is not None
             what = f"copy of {blocks} block{'' if blocks == 1 else 's'}, {job.source_tier} to {job.destination_tier}"
             if slow_s is not None:
-                self.strikes.append(Strike("slow-copy", f"{what}, takes {slow_s:g} s longer"))
+                self.strikes.append(Strike("slow-copy", f"{what}, takes {slow_s:g} s longer", number))
         if slow_s is not None:
             self._wait(self._closed, slow_s)
         if stuck_s is not None:
-            self._be_stuck(what, stuck_s)
+            self._be_stuck(what, stuck_s, number)
         if not fails:
             return self.inner.copy(job)
         self.inner.copy(CopyJob(job.source_tier, job.sources[:good], job.destination_tier, job.destinations[:good]))
         text = f"{what}, failed after {good} of them"
         with self._lock:
-            self.strikes.append(Strike("failing-copy", text))
+            self.strikes.append(Strike("failing-copy", text, number))
         raise StorageError(f"injected: {text}")
 
     def resize(self, tier: Tier, num_blocks: int) -> None:
@@ -158,13 +172,13 @@ class FaultyStorage:
             return seconds
         return FAULTS[kind].seconds if struck else None
 
-    def _be_stuck(self, what: str, seconds: float) -> None:
+    def _be_stuck(self, what: str, seconds: float, number: int) -> None:
         text = f"{what}, stuck for {seconds:g} s at most"
         with self._lock:
             released = self._released
             if self._closed.is_set():
                 return
-            self.strikes.append(Strike("stuck-executor", text))
+            self.strikes.append(Strike("stuck-executor", text, number))
             reason = f"executor stuck: {text} (injected)"
             self._stuck.append(reason)
         try:

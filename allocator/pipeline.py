@@ -69,6 +69,11 @@ class Pipeline:
         return len(self._under_way)
 
     @property
+    def num_ended(self) -> int:
+        """Copies that were committed or given up."""
+        return self.executor.num_submitted - len(self._under_way)
+
+    @property
     def has_room(self) -> bool:
         """Whether another copy can start."""
         return self.executor.has_room

@@ -17,11 +17,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from allocator.commands import Step
+from allocator.commands import Annotate, Step
 from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine
+from kvtop.pictures.moving import to_moving_svg
+from kvtop.pictures.page import to_page
+from kvtop.pictures.raster import to_gif
+from kvtop.recording.reader import Recording
+from kvtop.recording.writer import RecordOrder, record_engine
 from kvtop.runner import EngineRunner
 from kvtop.sources.in_process import InProcessOperations, InProcessSource
+from kvtop.sources.recorded import RecordedOperations, RecordedSource
 from kvtop.tui.app import KvtopApp
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +40,8 @@ READINGS = 60
 class Shot:
     """One picture: which engine, how far it has run, how large the screen is, which keys were pressed, on which TERM.
 
-    Only ``xterm-256color`` is taken to have all colours.
+    Only ``xterm-256color`` is taken to have all colours. With ``marks``, it is the console on a recording of that run,
+    stopped three quarters through, with a mark at each of these steps.
     """
 
     name: str
@@ -43,10 +50,12 @@ class Shot:
     size: tuple[int, int] = (120, 40)
     keys: tuple[str, ...] = ()
     term: str = "xterm-256color"
+    marks: tuple[tuple[int, str], ...] = ()
 
 
 CHAT = EngineOptions()
 TIGHT = EngineOptions(num_blocks=1024, seed=3)
+MARKS = ((1200, "nothing is free: evictions go on"), (2000, "few requests"), (3000, "before the rush"))
 MOONCAKE = EngineOptions(num_blocks=8192, block_size=512, trace=str(TRACE))
 SHOTS = (
     Shot("overview", CHAT, 6000),
@@ -74,12 +83,76 @@ SHOTS = (
     Shot("colour-blind", CHAT, 6000, keys=("t", "t", "t")),
     Shot("sixteen-colours", CHAT, 6000, term="xterm"),
     Shot("help", CHAT, 6000, keys=("question_mark",)),
+    Shot("replay", TIGHT, 4000, marks=MARKS),
+    Shot("replay-marks", TIGHT, 4000, keys=('"',), marks=MARKS),
+    Shot("replay-marks-80x24", TIGHT, 4000, (80, 24), keys=('"', "up"), marks=MARKS),
     Shot("small-pool", EngineOptions(num_blocks=256, seed=1), 1500),
 )
 
 
+def record(shot: Shot, path: Path) -> None:
+    """Record one engine's run, with its marks."""
+    engine, _ = build_engine(shot.options)
+    recorded = record_engine(engine, shot.options, RecordOrder(str(path), 20))
+    try:
+        for step, text in (*shot.marks, (shot.steps, "")):
+            while recorded.step < step and recorded.advance(step - recorded.step):
+                pass
+            if text:
+                recorded.apply(Annotate(text))
+    finally:
+        recorded.close()
+
+
+async def take_recorded(shot: Shot, folder: Path) -> Path:
+    """Record one engine, draw the picture of its replay, and return the SVG's path."""
+    with tempfile.TemporaryDirectory() as place:
+        record(shot, Path(place) / "run.kvrec")
+        now = 0.0
+        source = RecordedSource(Recording.open(Path(place) / "run.kvrec"), name="run.kvrec", paused=True)
+        attachment = Attachment(source, RecordedOperations(source), clock=lambda: now)
+        app = KvtopApp(lambda: attachment, auto_poll=False, clock=lambda: now)
+        try:
+            async with app.run_test(size=shot.size) as pilot:
+                await pilot.pause()
+                for reading in range(READINGS):
+                    now += 1.0
+                    source.go_to(shot.steps * 3 // 4 * (reading + 1) // READINGS)
+                    await app.poll_once()
+                for key in shot.keys:
+                    await pilot.press(key)
+                    await pilot.pause(0.5)
+                await pilot.pause(0.3)
+                path = folder / f"{shot.name}.svg"
+                path.write_text(_offline(app.export_screenshot(title="kvtop")), encoding="utf-8")
+                return path
+        finally:
+            attachment.close()
+
+
+def draw_run(folder: Path) -> None:
+    """Draw what ``kvtop replay --export`` makes of a run, and photograph its report in a browser."""
+    shot = next(shot for shot in SHOTS if shot.marks)
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "run.kvrec"
+        record(shot, path)
+        recording = Recording.open(path)
+        try:
+            numbers = recording.sample(0, shot.steps, 60)
+            moments = [recording.moment(number) for number in numbers]
+            (folder / "run-moving.svg").write_text(to_moving_svg(moments, "run.kvrec") + "\n", encoding="utf-8")
+            (folder / "run.gif").write_bytes(to_gif(moments, "run.kvrec"))
+            page = folder / "run-report.html"
+            page.write_bytes(to_page(recording, "run.kvrec", (0, shot.steps)))
+        finally:
+            recording.close()
+    photograph(page, folder / "run-report.png", (1140, 2600))
+
+
 async def take(shot: Shot, folder: Path) -> Path:
     """Run one engine, draw its picture, and return the SVG's path."""
+    if shot.marks:
+        return await take_recorded(shot, folder)
     engine, notes = build_engine(shot.options)
     now = 0.0
     runner = EngineRunner(engine, speed=1.0, paused=True, notes=notes, clock=lambda: now)
@@ -113,15 +186,20 @@ def _offline(svg: str) -> str:
 
 def to_png(svg: Path) -> None:
     """Render an SVG with Chromium, if there is one."""
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg.read_text(encoding="utf-8")).groups()  # type: ignore[union-attr]
+    photograph(svg, svg.with_suffix(".png"), (int(float(width)), int(float(height))))
+
+
+def photograph(page: Path, picture: Path, size: tuple[int, int]) -> None:
+    """Render a page with Chromium, if there is one."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         return
-    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg.read_text(encoding="utf-8")).groups()  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as profile:
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
         command += ["--hide-scrollbars", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-        command += ["--disable-component-update", f"--window-size={int(float(width))},{int(float(height))}"]
-        command += [f"--screenshot={svg.with_suffix('.png')}", svg.resolve().as_uri()]
+        command += ["--disable-component-update", f"--window-size={size[0]},{size[1]}"]
+        command += [f"--screenshot={picture}", page.resolve().as_uri()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
 
 
@@ -142,6 +220,9 @@ def main() -> None:
         svg = asyncio.run(take(shot, arguments.folder))
         to_png(svg)
         print(svg)
+    if not arguments.names or "run-report" in arguments.names:
+        draw_run(arguments.folder)
+        print(arguments.folder / "run-report.html")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any, Final
 
+from textual.message import Message
+
 from allocator.commands import (
     Abort,
     Cancel,

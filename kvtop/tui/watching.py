@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rich.text import Text
+from textual.message import Message
 
 from kvtop.attachment import Attachment
 from kvtop.errors import EXIT_FAILED, KvtopError
 from kvtop.model.view import TierView, View
 from kvtop.tui.background import Background, reason
-from kvtop.tui.messages import BackgroundCrashed, CommandFinished, Connected, ConnectFailed, ViewChanged
+from kvtop.tui.messages import BackgroundCrashed, Connected, ConnectFailed, ViewChanged
 from kvtop.tui.serving_actions import ServingActions
 
 #: Seconds between two updates of tables and numbers; the map follows every view.
