@@ -1005,7 +1005,7 @@ class Engine:
     def next_victims(self, limit: int) -> tuple[int, ...]:
         """Return the cached device blocks that would be evicted next, the first ``limit`` of them."""
         with self.manager.lock:
-            return tuple(self.manager.device.eviction_order()[:limit].tolist())
+            return tuple(self.manager.device.eviction_order(limit).tolist())
 
     def close(self) -> None:
         """End attached programs' sequences, let stuck copies go, end the thread that copies, give all storage back."""

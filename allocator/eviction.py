@@ -8,6 +8,7 @@ keep their place and are passed over.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from typing import Protocol
 
@@ -28,8 +29,8 @@ class EvictionOrder(Protocol):
     def take(self, facts: BlockFacts, n: int) -> IdArray:
         """Remove and return the next ``n`` victims; fewer only when there are fewer. [0..n]"""
 
-    def order(self, facts: BlockFacts) -> IdArray:
-        """Return every evictable block, next victim first. Cost: O(entries). [m]"""
+    def order(self, facts: BlockFacts, limit: int | None = None) -> IdArray:
+        """Return the evictable blocks, next victim first: all, or the first ``limit``. Cost: O(entries) at most. [m]"""
 
     def rename(self, remap: IdArray) -> None:
         """Follow blocks that moved: ``remap[old]`` is the new id. [num_blocks]"""
@@ -80,13 +81,15 @@ class LruOrder:
             return taken[0]
         return np.concatenate(taken) if taken else np.empty(0, np.int64)
 
-    def order(self, facts: BlockFacts) -> IdArray:
-        current = [ids[_is_current(facts, ids, stamp)] for stamp, ids in self._records]
-        if not current:
-            return np.empty(0, np.int64)
-        ids = np.concatenate(current)
-        evictable: IdArray = ids[facts.flags[ids] == 0]
-        return evictable
+    def order(self, facts: BlockFacts, limit: int | None = None) -> IdArray:
+        evictable: list[IdArray] = []
+        found = 0
+        for stamp, ids in self._records:
+            if limit is not None and found >= limit:
+                break
+            evictable.append(ids[_is_current(facts, ids, stamp) & (facts.flags[ids] == 0)])
+            found += len(evictable[-1])
+        return np.concatenate(evictable)[:limit] if evictable else np.empty(0, np.int64)
 
     def rename(self, remap: IdArray) -> None:
         for i, (stamp, ids) in enumerate(self._records):
@@ -128,10 +131,9 @@ class RankedOrder:
             heapq.heappush(self._heap, entry)
         return np.asarray(taken, np.int64)
 
-    def order(self, facts: BlockFacts) -> IdArray:
-        return np.asarray(
-            [e[2] for e in sorted(self._heap) if self._is_current(facts, e) and not facts.flags[e[2]]], np.int64
-        )
+    def order(self, facts: BlockFacts, limit: int | None = None) -> IdArray:
+        evictable = (e[2] for e in sorted(self._heap) if self._is_current(facts, e) and not facts.flags[e[2]])
+        return np.asarray(list(itertools.islice(evictable, limit)), np.int64)
 
     def rename(self, remap: IdArray) -> None:
         # Ranks and stamps are unique together, so the ids take no part in the heap's order.

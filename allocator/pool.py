@@ -136,9 +136,9 @@ class BlockPool:
         """Return the free list, next to be handed out last. [f]"""
         return self._free.ids()
 
-    def eviction_order(self) -> IdArray:
-        """Return the evictable cached blocks, next victim first. [m]"""
-        return self._order.order(self.facts)
+    def eviction_order(self, limit: int | None = None) -> IdArray:
+        """Return the evictable cached blocks, next victim first: all, or the first ``limit``. [m]"""
+        return self._order.order(self.facts, limit)
 
     # -- taking blocks -------------------------------------------------------------------------------
 

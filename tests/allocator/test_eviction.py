@@ -42,6 +42,7 @@ def test_orders_by_hand(policy, fresh, after_hits):
     hit(pool, 5)
     hit(pool, 2)
     assert pool.eviction_order().tolist() == after_hits
+    assert [pool.eviction_order(n).tolist() for n in range(8)] == [after_hits[:n] for n in range(8)]
     assert [int(b) for _ in range(6) for b in pool.allocate(1)] == after_hits
     assert pool.num_evicted == 6
 
@@ -66,6 +67,11 @@ def test_pinned_blocks_keep_their_place_and_are_passed_over(policy):
     order = pool.eviction_order().tolist()
     pinned = np.array([order[0], order[2]])
     pool.set_flag(pinned, BlockFlag.PINNED)
+    assert [pool.eviction_order(n).tolist() for n in (1, 2, 9)] == [
+        order[1:2],
+        [order[1], order[3]],
+        pool.eviction_order().tolist(),
+    ]
     assert pool.evict(2) == 2
     pool.clear_flag(pinned, BlockFlag.PINNED)
     assert pool.eviction_order().tolist() == [order[0], order[2], order[4], order[5]]
