@@ -33,15 +33,16 @@ class CopyTicket:
         moved_bytes: Bytes read, once done.
         error: Why it failed; ``None`` when it did not.
         copied_blocks: Blocks copied so far.
+        num_copies: Copies that the executor had begun by its end, each part of a job being one.
         is_cancelled: Whether it is to fail before its next part.
     """
 
-    __slots__ = ("_done", "copied_blocks", "error", "is_cancelled", "job", "moved_bytes", "seconds")
+    __slots__ = ("_done", "copied_blocks", "error", "is_cancelled", "job", "moved_bytes", "num_copies", "seconds")
 
     def __init__(self, job: CopyJob) -> None:
         self.job = job
         self.seconds = 0.0
-        self.moved_bytes = self.copied_blocks = 0
+        self.moved_bytes = self.copied_blocks = self.num_copies = 0
         self.is_cancelled = False
         self.error: StorageError | None = None
         self._done = threading.Event()
@@ -85,6 +86,8 @@ class Executor:
         self._slots = threading.Semaphore(capacity)
         self._jobs: queue.SimpleQueue[CopyTicket | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        #: Counted by whoever carries jobs out.
+        self._num_copies = 0
 
     def submit(self, job: CopyJob) -> CopyTicket | None:
         """Queue a copy; return its ticket, or ``None`` when every slot is taken."""
@@ -140,6 +143,7 @@ class Executor:
             for part in parts_of(ticket.job, self._part_blocks):
                 if ticket.is_cancelled:
                     raise CopyCancelled
+                self._num_copies += 1
                 ticket.moved_bytes += self._copy(part)
                 ticket.copied_blocks += len(part.sources)
         except StorageError as error:
@@ -148,4 +152,5 @@ class Executor:
             ticket.error = StorageError(f"copying {len(ticket.job.sources)} blocks failed: {error!r}")
         ticket.seconds = time.perf_counter() - started
         self.busy_s += ticket.seconds
+        ticket.num_copies = self._num_copies
         ticket._done.set()

@@ -64,14 +64,11 @@ class Pipeline:
         self._late_since_s: float | None = None
         #: Time that the copy committed or aborted last took. [s]
         self.last_seconds = 0.0
+        #: Copies of the jobs that were committed or given up, each part of a job being one.
+        self.num_ended = 0
 
     def __len__(self) -> int:
         return len(self._under_way)
-
-    @property
-    def num_ended(self) -> int:
-        """Copies that were committed or given up."""
-        return self.executor.num_submitted - len(self._under_way)
 
     @property
     def has_room(self) -> bool:
@@ -195,7 +192,7 @@ class Pipeline:
         self._late_since_s = None
         self._under_way.popleft()
         self.executor.collect(ticket)
-        self.last_seconds = ticket.seconds
+        self.last_seconds, self.num_ended = ticket.seconds, ticket.num_copies
         if ticket.error is not None:
             self._manager.transfers.abort(transfer)
             copy.failed(ticket.error)
