@@ -14,6 +14,7 @@ from kvtop.bench.events import EventSizes, measure_events
 from kvtop.bench.figures import Figure
 from kvtop.bench.locks import LockSizes, compare_layers
 from kvtop.bench.observer import ObserverSizes, measure_observer
+from kvtop.bench.open_console import OpenSizes, measure_open_console
 from kvtop.bench.overhead import OverheadSizes, measure_overhead
 from kvtop.bench.pools import measure_pairs, measure_scaling
 from kvtop.bench.recording import RecordSizes, measure_recording
@@ -121,14 +122,20 @@ def run_bench_overhead(*, rounds: int, as_json: bool, sizes: OverheadSizes | Non
     return _print("overhead", rounds, list(measure_overhead(rounds, sizes or OverheadSizes())), as_json)
 
 
-def run_bench_console(*, rounds: int, as_json: bool, sizes: ConsoleSizes | None = None) -> int:
+def run_bench_console(
+    *, rounds: int, as_json: bool, sizes: ConsoleSizes | None = None, open_sizes: OpenSizes | None = None
+) -> int:
     """Measure what the console costs, print it, and return the exit code.
 
     Raises:
-        KvtopError: A console did not come to its end.
+        KvtopError: A console did not come to its end, or an engine did not start.
     """
     say(f"console: {rounds} rounds, each in a terminal of its own")
-    return _print("console", rounds, list(measure_console(rounds, sizes or ConsoleSizes())), as_json)
+    found = [
+        *measure_console(rounds, sizes or ConsoleSizes()),
+        *measure_open_console(rounds, open_sizes or OpenSizes()),
+    ]
+    return _print("console", rounds, found, as_json)
 
 
 def run_bench_events(*, rounds: int, as_json: bool, sizes: EventSizes | None = None) -> int:

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from published import own_directories
 
 from allocator import OutOfBlocks
 from allocator.ids import BlockState
@@ -16,6 +17,7 @@ from kvtop.bench.events import EventSizes, traffic
 from kvtop.bench.figures import Figure, as_text, number, ratio_figure, spread
 from kvtop.bench.locks import Comparison, LockSizes, Side
 from kvtop.bench.observer import ObserverSizes
+from kvtop.bench.open_console import OpenSizes
 from kvtop.bench.pools import make_manager, measure_memory
 from kvtop.bench.recording import RecordSizes
 from kvtop.bench.sequences import decode_load, decode_step_us, prefix_load, run_prefix
@@ -103,11 +105,17 @@ def test_the_locks_table_has_a_row_a_comparison(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1 + 8
 
 
-def test_the_console_benchmark_runs(capsys):
+def test_the_console_benchmark_runs(capsys, monkeypatch, tmp_path_factory):
+    own_directories(monkeypatch, tmp_path_factory.mktemp("b"))
     sizes = ConsoleSizes(block_counts=(512,), screens=((80, 24),), seconds=0.3)
-    assert run_bench_console(rounds=1, as_json=True, sizes=sizes) == 0
+    opened = OpenSizes(block_counts=(512,), window_s=0.2, warm_up_s=0.0)
+    assert run_bench_console(rounds=1, as_json=True, sizes=sizes, open_sizes=opened) == 0
     found = json.loads(capsys.readouterr().out)["figures"]
-    assert {f["what"] for f in found} == {"frames a second", "first frame", "processor", "bytes a frame"}
+    drawn = [f for f in found if f["group"].startswith("512 80x24")]
+    assert {f["what"] for f in drawn} == {"frames a second", "first frame", "processor", "bytes a frame"}
+    told = {f["what"]: f for f in found if f not in drawn}
+    assert told["steps with the console open ÷ without"]["median"] > 0
+    assert told["first frame ÷ engine ready, torch loaded"]["median"] < 1
     assert all(f["median"] > 0 for f in found if f["group"].endswith("busy"))
 
 
