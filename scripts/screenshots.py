@@ -184,6 +184,10 @@ def _offline(svg: str) -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
 
 
+def _browser() -> str | None:
+    return shutil.which("chromium") or shutil.which("google-chrome")
+
+
 def to_png(svg: Path) -> None:
     """Render an SVG with Chromium, if there is one."""
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg.read_text(encoding="utf-8")).groups()  # type: ignore[union-attr]
@@ -192,7 +196,7 @@ def to_png(svg: Path) -> None:
 
 def photograph(page: Path, picture: Path, size: tuple[int, int]) -> None:
     """Render a page with Chromium, if there is one."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    browser = _browser()
     if browser is None:
         return
     with tempfile.TemporaryDirectory() as profile:
@@ -201,6 +205,25 @@ def photograph(page: Path, picture: Path, size: tuple[int, int]) -> None:
         command += ["--disable-component-update", f"--window-size={size[0]},{size[1]}"]
         command += [f"--screenshot={picture}", page.resolve().as_uri()]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+
+
+async def take_browser(path: Path) -> None:
+    """Serve a run of as many steps as the overview has, and draw what a browser shows of its end."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from chromium import Chromium
+    from served import serving
+
+    words = ("--steps", "6000", "--speed", "8", "--config", os.devnull)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, serving(*words) as served:
+        async with Chromium(Path(profile)) as browser:
+            page = await browser.open(served.url, 1280, 800)
+            await page.until("DONE", timeout_s=120)
+            await page.click(200, 200)
+            seen = len(page.text)
+            await page.press("Enter")
+            await page.until("sequence", seen)
+            await asyncio.sleep(2)
+            path.write_bytes(await page.picture())
 
 
 def main() -> None:
@@ -223,6 +246,13 @@ def main() -> None:
     if not arguments.names or "run-report" in arguments.names:
         draw_run(arguments.folder)
         print(arguments.folder / "run-report.html")
+    if not arguments.names or "browser" in arguments.names:
+        if _browser() is None:
+            print("browser: skipped, there is no Chromium", file=sys.stderr)
+            return
+        picture = arguments.folder / "browser.png"
+        asyncio.run(take_browser(picture))
+        print(picture)
 
 
 if __name__ == "__main__":

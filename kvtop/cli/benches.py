@@ -99,7 +99,7 @@ def bench_console(rounds: int, as_json: bool) -> int:
     """Time the console itself: frames, processor, bytes to the terminal.
 
     At 4,096, 65,536 and 1,000,000 blocks, on screens of 120x40 and 240x70, on an engine that changes and on one that
-    stands still. Then what an open console costs an engine at full speed, and how far the first frame is ahead of torch.
+    stands still. Then what an open console costs an engine at full speed, and how far the first frame is before torch.
     """
     from kvtop.bench.suites import run_bench_console
 

@@ -147,6 +147,8 @@ class KvtopApp(Learning):
 
     def _tick(self) -> None:
         """Keep ages true while no view comes, and give the event line back."""
+        if not self.has_panes:
+            return
         if self._auto_poll and self.view.read_at_s is not None and self.clock() - self.view.read_at_s > 1.0:
             self._show_header()
         if self._note_until_s and self.clock() > self._note_until_s:
@@ -222,7 +224,8 @@ class KvtopApp(Learning):
     def say(self, note: str, style: str = "text") -> None:
         """Show a note on the event line for a while."""
         self._note_until_s = self.clock() + _NOTE_S if note else 0.0
-        self._base.query_one(EventLine).say(note, style)
+        if self.has_panes:
+            self._base.query_one(EventLine).say(note, style)
 
     def on_block_map_pointed(self) -> None:
         self._look_at()

@@ -94,7 +94,15 @@ class Watching(ServingActions):
 
         self._background.start("connect", work)
 
+    @property
+    def has_panes(self) -> bool:
+        """Whether there is anything to draw on: at the end the panes go before the last messages are handled."""
+        return bool(self.screen_stack) and bool(self._base.query("#map"))
+
     def on_connected(self, message: Connected) -> None:
+        if not self.has_panes:
+            message.attachment.close()
+            return
         self.attachment = message.attachment
         if self._busy:
             self._busy = False
@@ -161,7 +169,7 @@ class Watching(ServingActions):
             self._show(everything=True)
 
     def on_view_changed(self) -> None:
-        if self._base.query("#map"):  # at the end the panes go before the last message is handled
+        if self.has_panes:
             self._show(everything=self._panes_at_s is None or self.clock() - self._panes_at_s >= _PANES_EVERY_S)
         self._drawn.set()
 

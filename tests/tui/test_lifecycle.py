@@ -21,10 +21,13 @@ from pathlib import Path
 import pytest
 from tui_fakes import FakeOperations, FocusedSource, StillClock, console, screen_text, scripted_observation, wait_until
 
+from allocator.commands import Pause
+from allocator.plans import Outcome
 from kvtop.attachment import Attachment
 from kvtop.errors import SourceError, UserError
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.background import Background
+from kvtop.tui.messages import CommandFinished, Connected
 
 _CHILD = Path(__file__).with_name("console_child.py")
 _LEAVE_ALTERNATE_SCREEN = b"\x1b[?1049l"
@@ -73,6 +76,19 @@ async def test_the_console_polls_by_itself_and_stops():
         assert "scripted" in screen_text(app)
     assert source.closed
     assert not [t for t in threading.enumerate() if t.name.startswith("kvtop-")]
+
+
+async def test_messages_that_come_after_the_panes_are_gone_are_let_go_of():
+    app = KvtopApp(lambda: Attachment(FocusedSource([scripted_observation()]), FakeOperations()), auto_poll=False)
+    late = FocusedSource([scripted_observation()])
+    async with app.run_test() as pilot:
+        await wait_until(pilot, lambda: app.attachment is not None, "the attachment")
+    assert not app.screen_stack
+    app.on_view_changed()
+    app.on_command_finished(CommandFinished(Pause(), Outcome(ok=True, message="done")))
+    app.on_connected(Connected(Attachment(late, FakeOperations())))
+    app._tick()
+    assert late.closed
 
 
 async def test_an_engine_that_comes_after_the_end_is_closed():
