@@ -80,7 +80,7 @@ class MirrorReading:
         block: The block that was asked for; ``None`` when nothing is known of it.
 
     In the arrays a resident block is ``CACHED``: events do not tell whether a request holds it. Its ``owner`` is a
-    number for the prompt beginning that it descends from; ``ref_count`` is 0 throughout, since nobody tells it.
+    number for the branch of the prefix tree that it lies on; ``ref_count`` is 0 throughout, since nobody tells it.
     """
 
     version: int

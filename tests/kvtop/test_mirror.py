@@ -43,7 +43,7 @@ def test_each_copy_has_a_place_and_the_rest_is_nothing() -> None:
     assert reading.device.hash64.tolist() == [1, 2, 3, 3, 0, 0, 0, 0, 0, 0]
     assert reading.device.fill.tolist()[:5] == [4, 4, 4, 4, 0]
     assert reading.device.ref_count.tolist() == [0] * 10
-    assert reading.device.owner.tolist()[3:5] == [reading.device.owner[0], NO_ROW]
+    assert reading.device.owner.tolist()[4] == NO_ROW
     (place,) = reading.places
     assert (place.medium, place.rank, place.resident, place.size, place.is_sized) == ("GPU", 0, 4, 10, True)
 
@@ -54,7 +54,16 @@ def test_a_place_is_kept_until_its_copy_goes_and_is_then_taken_again() -> None:
     residency.apply(decode(payload(stored([9]), stored([8]))), 0)
     reading = mirror_of(residency, r0=4)
     assert reading.device.hash64.tolist() == [1, 9, 3, 8]
-    assert len(set(reading.device.owner.tolist())) == 3  # 1 and 3 descend from one beginning
+    assert len(set(reading.device.owner.tolist())) == 3  # 1 and 3 lie on one branch
+
+
+def test_a_branch_goes_on_in_its_colour_and_a_fork_has_one_of_its_own() -> None:
+    residency = told(payload(stored([1, 2])), payload(stored([3], 2)), payload(stored([4], 2), stored([5, 6], 1)))
+    residency.apply(decode(payload(stored([7], 4), stored([8]))), 0)
+    owners = mirror_of(residency, r0=8).device.owner.tolist()
+    trunk, fork, early, other = owners[0], owners[3], owners[4], owners[7]
+    assert owners == [trunk, trunk, trunk, fork, early, early, fork, other]
+    assert len({trunk, fork, early, other}) == 4
 
 
 def test_a_pool_whose_size_is_not_told_ends_where_its_blocks_do() -> None:

@@ -34,7 +34,7 @@ class Region:
 
     Attributes:
         resident: Places taken.
-        hashes, groups, owners: Of the copy at each place: hash, cache group, and number of its prompt's beginning.
+        hashes, groups, owners: Of the copy at each place: hash, cache group, and number of its branch.
         last_s: When it was last stored or followed. [s]
     """
 

@@ -36,6 +36,7 @@ class _Block:
     since_s: float
     stores: int
     places: list[int]
+    is_followed: bool = False
 
 
 class Residency:
@@ -190,15 +191,19 @@ class Residency:
             block.copies += 1
             block.stores += 1
             block.places.append(region.place(h, event.group, owner, tokens, time_s))
+            if h is not event.hashes[-1]:
+                block.is_followed = True
             before, is_first = h, False
 
     def _owner_behind(self, blocks: dict[int, _Block], region: Region, parent: int | None, time_s: float) -> int:
-        """Return the number of the beginning that what follows ``parent`` descends from; a new one without it."""
+        """Return the number of the branch that goes on behind ``parent``: its own for the first, else a new one."""
         block = blocks.get(parent) if parent is not None else None
         if block is not None:
             for at in block.places:
                 region.last_s[at] = time_s
-            return region.owners[block.places[0]]
+            if not block.is_followed:
+                block.is_followed = True
+                return region.owners[block.places[0]]
         self._owners += 1
         return self._owners
 

@@ -138,7 +138,8 @@ def mirror_facts(view: View, block: BlockRef) -> list[tuple[str, str]]:
         ("depth", f"{fmt.count(known.depth)}, {fmt.count(known.branches)} follow it"),
         ("tokens", f"{fmt.count(known.tokens)}/{size}; the ids are not kept" if size else fmt.count(known.tokens)),
         ("copies", f"{known.copies}, groups {' '.join(map(str, known.groups))}, stored {known.stores}×"),
-        ("lives", f"{fmt.seconds(known.age_s)}; last stored or followed {fmt.seconds(known.quiet_s)} ago"),
+        ("lives for", fmt.seconds(known.age_s)),
+        ("last use", f"{fmt.seconds(known.quiet_s)} ago: stored or followed"),
         ("held", "not told by events"),
     ]
 

@@ -52,7 +52,9 @@ def _mirror(made: _Legend, scale: cells.Scale) -> Text:
     made.add(cells.FREE, "nothing told")
     match made.painter.mode:
         case "owner":
-            made.ramp(range(0, 8), "a colour a prompt's beginning" if scale.per_cell == 1 else "the first in each cell")
+            made.ramp(
+                range(0, 8), "a colour a branch of the prefixes" if scale.per_cell == 1 else "the first in each cell"
+            )
         case "age":
             for level in (1, 3, 5, 7, NUM_LEVELS - 1):
                 made.add(SHADE + level, age_text(level))
