@@ -42,6 +42,7 @@ test-engines: $(VENV)/.installed-test
 
 screenshots: $(VENV)/.installed-test
 	$(BIN)/python scripts/screenshots.py $(ARGS)
+	$(BIN)/python scripts/screenshots_remote.py $(ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/kvtop bench replay $(ARGS)

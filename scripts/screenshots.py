@@ -124,7 +124,7 @@ async def take_recorded(shot: Shot, folder: Path) -> Path:
                     await pilot.pause(0.5)
                 await pilot.pause(0.3)
                 path = folder / f"{shot.name}.svg"
-                path.write_text(_offline(app.export_screenshot(title="kvtop")), encoding="utf-8")
+                path.write_text(offline(app.export_screenshot(title="kvtop")), encoding="utf-8")
                 return path
         finally:
             attachment.close()
@@ -173,13 +173,13 @@ async def take(shot: Shot, folder: Path) -> Path:
                 await app.poll_once()
             await pilot.pause(0.3)
             path = folder / f"{shot.name}.svg"
-            path.write_text(_offline(app.export_screenshot(title="kvtop")), encoding="utf-8")
+            path.write_text(offline(app.export_screenshot(title="kvtop")), encoding="utf-8")
             return path
     finally:
         engine.close()
 
 
-def _offline(svg: str) -> str:
+def offline(svg: str) -> str:
     """Drop the web fonts that the exporter links to, so that the picture opens the same without a network."""
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
 

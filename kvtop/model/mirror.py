@@ -46,7 +46,7 @@ class MirrorBlock:
         groups: Cache groups that have it there.
         branches: Resident blocks that follow it; ``None`` when there are too many blocks to count.
         stores: How often it was stored since the console joined.
-        age_s, quiet_s: Seconds since it was first stored, and since it was last stored or followed, by the engine's
+        age_s, quiet_s: Seconds since it was first stored, and since it was last stored or found, by the engine's
             clock at its newest batch.
     """
 

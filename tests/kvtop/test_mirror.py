@@ -66,6 +66,12 @@ def test_a_branch_goes_on_in_its_colour_and_a_fork_has_one_of_its_own() -> None:
     assert len({trunk, fork, early, other}) == 4
 
 
+def test_a_request_uses_all_the_blocks_that_it_finds() -> None:
+    residency = told(payload(stored([1, 2, 3]), time_s=100.0), payload(stored([4], 2), time_s=101.0))
+    step = round(1 / STEP_S)
+    assert mirror_of(residency, r0=5).device.last_used.tolist() == [step, step, 0, step, 0]
+
+
 def test_a_pool_whose_size_is_not_told_ends_where_its_blocks_do() -> None:
     residency = told(payload(stored(list(range(1, 71)))))
     (place,) = mirror_of(residency).places

@@ -9,7 +9,7 @@ chain's end, and is over when its chain has not grown for a while.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -72,8 +72,8 @@ class Lookups:
 
     def store(
         self, event: Stored, time_s: float, is_resident: Callable[[int], bool], chain: Callable[[int], list[int] | None]
-    ) -> None:
-        """Take a store of a chain, before it is applied.
+    ) -> Sequence[int]:
+        """Take a store of a chain, before it is applied; return the resident blocks that a request has found by it.
 
         Args:
             event: The store; one whose blocks do not follow each other is not for here.
@@ -82,14 +82,15 @@ class Lookups:
             chain: Block → the hashes from its chain's beginning up to it; ``None`` when the beginning is not resident.
         """
         self._end_quiet(time_s)
+        before: list[int] | None = []
         lookup = self._open.pop(event.parent, None) if event.parent is not None else None
         if lookup is None:
             before = [] if event.parent is None else chain(event.parent)
             if before is None or len(before) > MAX_CHAIN:
                 self.unknown += 1
                 self._note_seen(event)
-                return
-            lookup = Lookup(before, len(before), time_s, epoch=self._epoch)
+                return ()
+            lookup = Lookup(list(before), len(before), time_s, epoch=self._epoch)
         for h in event.hashes:
             if is_resident(h):
                 lookup.repeated += 1
@@ -104,6 +105,7 @@ class Lookups:
             self._end(same)
         self._open[event.hashes[-1]] = lookup
         self._end_quiet(time_s)
+        return before or ()
 
     def forget(self) -> None:
         """End what is open: the cache was cleared, or the engine started anew."""

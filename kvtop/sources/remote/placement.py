@@ -35,7 +35,7 @@ class Region:
     Attributes:
         resident: Places taken.
         hashes, groups, owners: Of the copy at each place: hash, cache group, and number of its branch.
-        last_s: When it was last stored or followed. [s]
+        last_s: When it was last stored, followed, or found by a request. [s]
     """
 
     __slots__ = ("_fill", "_free", "_state", "groups", "hashes", "last_s", "owners", "resident")

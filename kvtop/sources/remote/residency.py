@@ -171,7 +171,9 @@ class Residency:
         # Of several groups that cache one chain, the first that tells it stands for all.
         if event.is_chain and event.medium == DEVICE and self._chained.setdefault(rank, event.group) == event.group:
             found = self.lookups.setdefault(rank, Lookups())
-            found.store(event, time_s, blocks.__contains__, lambda h: _chain(blocks, h))
+            for h in found.store(event, time_s, blocks.__contains__, lambda h: _chain(blocks, h)):
+                for at in blocks[h].places:
+                    region.last_s[at] = time_s
         before, is_first = event.parent, event.parent is None and event.is_chain
         owner, tokens = self._owner_behind(blocks, region, before, time_s), event.block_size if event.is_chain else 0
         if event.block_size:

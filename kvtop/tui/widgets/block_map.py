@@ -410,7 +410,8 @@ class BlockMap(Moving, can_focus=True):
         if tier == "device":
             notes.append(self._scale_note())
             if self.mode != "references":
-                notes.append(f"by {self.mode}")
+                by_branch = self._mirror is not None and self.mode == "owner"
+                notes.append("by branch" if by_branch else f"by {self.mode}")
         if self._mirror is not None:
             notes.append(PLACEMENT)
         key = "1" if tier == "device" else ""

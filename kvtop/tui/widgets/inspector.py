@@ -139,7 +139,7 @@ def mirror_facts(view: View, block: BlockRef) -> list[tuple[str, str]]:
         ("tokens", f"{fmt.count(known.tokens)}/{size}; the ids are not kept" if size else fmt.count(known.tokens)),
         ("copies", f"{known.copies}, groups {' '.join(map(str, known.groups))}, stored {known.stores}×"),
         ("lives for", fmt.seconds(known.age_s)),
-        ("last use", f"{fmt.seconds(known.quiet_s)} ago: stored or followed"),
+        ("last use", f"{fmt.seconds(known.quiet_s)} ago: stored or found"),
         ("held", "not told by events"),
     ]
 

@@ -58,7 +58,7 @@ def _mirror(made: _Legend, scale: cells.Scale) -> Text:
         case "age":
             for level in (1, 3, 5, 7, NUM_LEVELS - 1):
                 made.add(SHADE + level, age_text(level))
-            made.say("since stored or followed")
+            made.say("ago")
         case "fill":
             made.say("filled 0")
             made.ramp(range(NUM_LEVELS), "100%")

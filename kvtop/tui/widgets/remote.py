@@ -174,7 +174,7 @@ class RemotePane(Pane):
             text = f"{'>' if is_here else ' '} {fit(row.target, size)} "
             if kind:
                 text += fit(row.kind, kind - 1) + " "
-            text += row.trouble if row.trouble is not None else _fleet_numbers(row)
+            text += row.trouble if row.trouble is not None else _fleet_numbers(row, fmt.UNKNOWN if kind else row.kind)
             lines.append(self._cut(text, width, "value" if is_here and row.is_up else "text" if row.is_up else "bad"))
         return lines + [line()] * (height - len(lines))
 
@@ -292,7 +292,7 @@ class RemotePane(Pane):
         return line((fit(text, width).rstrip(), self.look.style(style)))
 
 
-def _fleet_numbers(row: EngineRow) -> str:
+def _fleet_numbers(row: EngineRow, nameless: str) -> str:
     values = (
         fmt.percent(row.usage_ratio),
         fmt.percent(row.hit_ratio),
@@ -300,7 +300,7 @@ def _fleet_numbers(row: EngineRow) -> str:
         fmt.short(row.waiting),
         fmt.short(row.preemptions),
     )
-    text = f"{fit(row.model or row.kind, _MODEL)}{row.engine[:4]:>5}{fmt.seconds(row.age_s):>8}"
+    text = f"{fit(row.model or nameless, _MODEL)}{row.engine[:4]:>5}{fmt.seconds(row.age_s):>8}"
     return text + "".join(f"{value:>{size}}" for value, (_, size) in zip(values, _FLEET_COLUMNS, strict=True))
 
 
