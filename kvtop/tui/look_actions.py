@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from textual.screen import Screen
@@ -16,7 +14,7 @@ from allocator.plans import Outcome
 from kvtop.errors import UserError
 from kvtop.model.block_log import BlockLog
 from kvtop.model.view import View
-from kvtop.panels import command_text, export
+from kvtop.panels import command_text
 from kvtop.panels.beside import Beside
 from kvtop.panels.catalog import CONTENTS
 from kvtop.panels.content import Asked
@@ -24,8 +22,7 @@ from kvtop.serving_commands import AnyCommand
 from kvtop.tui.actions import ACTIONS, Action
 from kvtop.tui.arrangement import LINES, NONE, PANELS, PERCENT
 from kvtop.tui.background import Background
-from kvtop.tui.map_actions import MapActions
-from kvtop.tui.messages import Told
+from kvtop.tui.export_actions import KINDS, ExportActions
 from kvtop.tui.screens.prompt import Prompt
 from kvtop.tui.shades import MODES
 from kvtop.tui.themes import THEMES
@@ -61,11 +58,11 @@ LOOKS: Final = {
     "sort": (f"sort {'|'.join(ORDERS)}", "sort the sequences"),
     "find": ("find WORDS", "show only sequences and events with these words"),
     "theme": (f"theme {'|'.join(THEMES)}", "change the colours"),
-    "export": ("export svg|csv|json [FILE]", "write the panel that is shown to a file"),
+    "export": (f"export {'|'.join(KINDS)} [FILE]", "write the panel that is shown to a file"),
 }
 
 
-class LookActions(MapActions):
+class LookActions(ExportActions):
     """What the keys do to the panes and to the console itself. ``KvtopApp`` is the only subclass."""
 
     _background: Background
@@ -361,61 +358,7 @@ class LookActions(MapActions):
                 self.set_theme(_one_of(name, rest, tuple(THEMES)))
             case _:
                 kind, _, file = rest.partition(" ")
-                self.export(_one_of(name, kind, ("svg", "csv", "json")), file.strip() or None)
-
-    # Exports --------------------------------------------------------------------------------------------------------
-
-    def action_export(self) -> None:
-        try:
-            self.export("svg", None)
-        except UserError as error:
-            self.say(str(error), "bad")
-
-    def export(self, kind: str, file: str | None) -> None:
-        """Write the panel that is shown to a new file: a picture, or its rows. A browser downloads it instead.
-
-        Raises:
-            UserError: The file exists, or cannot be written.
-        """
-        view, asked = self._held or self.view, self.asked
-        step = view.snapshot.step if view.snapshot else None
-        # Whoever looks from a browser writes no files here, and learns nothing of those that there are.
-        path = Path(f"kvtop-{self.panel}.{kind}") if self.is_web else export.new_file(self.panel, step, kind, file)
-        if kind != "svg" and path.suffix != f".{kind}":
-            raise UserError(f"export {kind} {path}: its name must end with .{kind}")
-        if kind == "svg":
-            self._save(self.export_screenshot(title="kvtop"), path)
-            return
-        panel = self.panel
-
-        def work() -> None:
-            try:
-                rows = export.rows_of(panel, view, asked)
-                if self.is_web:
-                    self.call_later(self._save, export.rows_text(kind, rows, step, view.source)[0], path)
-                    return
-                number = export.write_rows(path, rows, step, view.source)
-                self.post_message(Told(f"written: {path}, {number} rows", True))
-            except UserError as error:
-                self.post_message(Told(str(error), False))
-
-        if not self._background.submit(work):
-            self.say("too many commands are waiting", "bad")
-
-    def _save(self, text: str, path: Path) -> None:
-        """Write a file, or let the browser download it."""
-        if self.is_web:
-            self.deliver_text(io.StringIO(text), save_filename=path.name)
-            self.say(f"downloaded: {path}", "good")
-            return
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"export {path}: {error.strerror}") from None
-        self.say(f"written: {path}", "good")
-
-    def on_told(self, message: Told) -> None:
-        self.say(message.text, "good" if message.ok else "bad")
+                self.export(_one_of(name, kind, KINDS), file.strip() or None)
 
     def _note_command(self, command: AnyCommand, outcome: Outcome, at: str) -> None:
         self._asked.append((at, command_text.describe(command), outcome.ok, outcome.message))

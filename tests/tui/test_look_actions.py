@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import replace
 
 import msgspec
 import pytest
+from PIL import Image
 from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.color import Color
+from textual.strip import Strip
 from tui_fakes import TABLES, FocusedSource, console, scripted_arrays, scripted_observation
 
 from allocator.commands import Compact, Pause, Pin, Resize, SetSpeed, Step
 from allocator.ids import BlockState
 from allocator.snapshot import CompactionRecord, CopyNumbers, LockNumbers
+from kvtop.errors import UserError
 from kvtop.panels.catalog import CONTENTS
 from kvtop.tui.actions import ACTIONS
 from kvtop.tui.arrangement import PANELS
+from kvtop.tui.picture import to_png
 from kvtop.tui.screens.prompt import Prompt
 from kvtop.tui.screens.sheet import ActionSheet
 from kvtop.tui.themes import THEMES
@@ -484,6 +492,70 @@ async def test_panels_are_written_as_rows(folder):
             c.app.action_show(panel)
             await _say(c, "export csv")
             await c.until(lambda panel=panel: f"kvtop-{panel}-step1000.csv" in c.note(), "the file")
+
+
+def _has_font() -> bool:
+    try:
+        to_png([Strip([Segment("a")])], (0, 0, 0))
+    except UserError:
+        return False
+    return True
+
+
+needs_font = pytest.mark.skipif(not _has_font(), reason="no font of one width is installed")
+
+
+@needs_font
+@pytest.mark.parametrize("size", _SIZES)
+async def test_export_png(folder, size):
+    async with console(source=_source(), size=size) as c:
+        c.app.run_line("export png screen.png")
+        await c.until(lambda: "written: screen.png" in c.note(), "the picture")
+        image = Image.open(folder / "screen.png")
+        assert image.size == (size[0] * 12, size[1] * image.height // size[1])
+        background = Color.parse(c.app.look.theme.background).rgb
+        colours = image.getcolors(1 << 20)
+        assert max(colours)[1] == background
+        assert len(colours) > 20
+        c.app.run_line("export png screen.png")
+        assert "exists already" in c.note()
+        c.app.run_line("export png screen.jpg")
+        assert "must end with .png" in c.note()
+        c.app.run_line("export png nowhere/screen.png")
+        await c.until(lambda: "No such file" in c.note(), "the refusal")
+
+
+@needs_font
+def test_a_picture_has_every_sign_in_its_own_cell():
+    strips = [
+        Strip([Segment("█▀▄░", Style.parse("#ff0000 on #0000ff")), Segment("a", Style.parse("reverse"))]),
+        Strip([Segment("", Style.parse("on red")), Segment("│─会b", Style.parse("#00ff00"))]),
+        Strip([Segment("[red]", Style.parse("bold underline dim red"))]),
+    ]
+    image = Image.open(io.BytesIO(to_png(strips, (9, 9, 9)))).convert("RGB")
+    width, height = image.width // 5, image.height // 3
+    red, blue, green = (255, 0, 0), (0, 0, 255), (0, 255, 0)
+    middle = {x: image.getpixel((x * width + width // 2, height // 4)) for x in range(5)}
+    below = {x: image.getpixel((x * width + width // 2, height * 3 // 4)) for x in range(5)}
+    assert (middle[0], middle[1], middle[2]) == (red, red, blue)
+    assert (below[0], below[1], below[2]) == (red, blue, red)
+    assert middle[3] == (64, 0, 191)
+    assert image.getpixel((4 * width + 1, 1)) == (197, 200, 198)
+    assert image.getpixel(((width - 1) // 2, height + 2)) == green
+    assert image.getpixel((width + 1, height + (height - 1) // 2)) == green
+    assert green not in {image.getpixel((2 * width - 1, height + y)) for y in (1, 2, 3)}
+    letters = image.crop((4 * width, height, 5 * width, 2 * height))
+    assert len(letters.getcolors()) > 1, "b stands behind two cells"
+    assert image.getpixel((1, 3 * height - 2)) != (9, 9, 9)
+
+
+async def test_without_a_font_it_says_what_to_do(folder, monkeypatch):
+    monkeypatch.setattr("kvtop.tui.picture._FONTS", (("NoSuchFont-Regular.ttf", "NoSuchFont-Bold.ttf"),))
+    async with console(size=(160, 40)) as c:
+        c.app.run_line("export png")
+        await c.until(lambda: "no font of one width" in c.note(), "the refusal")
+        assert "export svg needs none" in c.note()
+        assert list(folder.iterdir()) == []
 
 
 async def test_exports_never_overwrite(folder):
