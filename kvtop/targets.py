@@ -15,6 +15,7 @@ from kvtop.errors import SourceError, UserError
 from kvtop.local_socket import listeners, socket_path
 from kvtop.operations import Operations, ReadOnly
 from kvtop.recording.reader import Recording
+from kvtop.sources.kvcached import KvcachedOperations, KvcachedSource, PoolFile
 from kvtop.sources.local import LocalOperations, LocalSource
 from kvtop.sources.member import ONE_OF_SEVERAL, LocalMember
 from kvtop.sources.named import NamedEngine
@@ -24,6 +25,7 @@ from kvtop.sources.remote.operations import RemoteOperations
 from kvtop.sources.remote.prometheus import SCHEME, PrometheusFleet
 from kvtop.sources.remote.source import EventOptions, RemoteSource
 
+KVCACHED: Final = "kvcached:"
 _HTTP: Final = ("http://", "https://")
 _LOCAL: Final = "local:"
 READ_ONLY: Final = "attached to look only; --allow-operations lets you act"
@@ -201,10 +203,23 @@ def _open_recording(text: str, options: AttachOptions) -> Attachment:
     return Attachment(source, RecordedOperations(source))
 
 
+def _open_kvcached(text: str, options: AttachOptions) -> Attachment:
+    if options.events or options.replays or options.token_file or options.ca_file or options.insecure:
+        raise UserError(
+            f"{text}: --events, --replay, --token-file, --ca-file and --insecure are for http(s)://HOST:PORT"
+        )
+    pool = PoolFile(text.removeprefix(KVCACHED))
+    source = KvcachedSource(pool, may_operate=options.allow_operations)
+    if not options.allow_operations:
+        return Attachment(source, ReadOnly(source.missing["operations"]))
+    return Attachment(source, KvcachedOperations(pool, AuditLog(audit_path())))
+
+
 #: Every kind of target; the first whose prefix fits is taken.
 TARGET_KINDS: Final = (
     TargetKind("local:NAME or local", ("local",), _open_local),
     TargetKind("http(s)://HOST:PORT", _HTTP, _open_http),
+    TargetKind("kvcached:NAME", (KVCACHED,), _open_kvcached),
     TargetKind(f"{SCHEME}http(s)://HOST:PORT[/PATH]", (SCHEME,), _open_prometheus),
     TargetKind("recording:FILE", ("recording:",), _open_recording),
 )

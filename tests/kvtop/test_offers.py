@@ -20,6 +20,7 @@ from kvtop.sources.remote.offers import (
     SLEEP_MODE,
     SLOT_PATH,
     SLOTS,
+    ask_sleep_mode,
     find_offers,
     is_before,
     release_of,
@@ -42,7 +43,7 @@ class Pages:
         self.posts = posts or {}
         self.asked: list[str] = []
 
-    def get(self, path: str) -> Page:
+    def get(self, path: str, *, answer_s: float | None = None) -> Page:
         self.asked.append(f"GET {path}")
         found = self.pages.get(path)
         if isinstance(found, FetchError):
@@ -64,9 +65,7 @@ def sleep_mode(is_on: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("version", "pages", "expected"),
     [
-        ("0.32.0", STATES | sleep_mode(True), {}),
-        ("0.32.0", STATES | sleep_mode(False), {"sleep": SLEEP_MODE}),
-        ("0.32.0", STATES, {}),  # not told: the server will say
+        ("0.32.0", STATES, {}),
         (None, STATES, {}),
         ("0.1.dev1+g123", STATES, {}),
         ("0.16.0", STATES, {SLEEP_0: "from vLLM 0.17 on"}),
@@ -99,8 +98,28 @@ def test_vllm(version: str | None, pages: Mapping[str, object], expected: dict[s
     asked = Pages(pages)
     offers = find_offers("vLLM", version, asked, may_operate=True)
     assert {name: reason for name, reason in offers.reasons.items() if reason is not None} == expected
-    assert set(offers.state_paths) == {path[4:] for path in pages if path in STATES}
+    assert {path for path, _ in offers.state_paths.values()} == {path for path in pages if path in STATES}
     assert all(request.startswith("GET ") for request in asked.asked)
+
+
+@pytest.mark.parametrize(
+    ("pages", "is_on"),
+    [
+        (sleep_mode(True), True),
+        (sleep_mode(False), False),
+        (sleep_mode("no"), None),
+        ({"/server_info?config_format=json": []}, None),
+        ({"/server_info?config_format=json": FetchError("no whole answer within 1 s")}, None),
+        ({}, None),
+    ],
+)
+def test_sleep_mode(pages: Mapping[str, object], is_on: bool | None) -> None:
+    assert ask_sleep_mode(Pages(pages)) is is_on
+    offers = find_offers("vLLM", "0.32.0", Pages(STATES), may_operate=True).with_sleep_mode(is_on)
+    assert offers.reasons["sleep"] == (SLEEP_MODE if is_on is False else None)
+    assert set(offers.state_paths) == {"sleeping", "paused"}
+    none = find_offers("vLLM", "0.32.0", Pages({}), may_operate=True).with_sleep_mode(is_on)
+    assert none.reasons["sleep"] == DEVELOPMENT
 
 
 @pytest.mark.parametrize("told", [None, [], {"is_sleeping": "no"}, {"is_paused": False}, FetchError("gone")])
@@ -200,3 +219,28 @@ def test_nothing_is_done_for_the_sake_of_finding_out(
     asked = {(request.split(" ")[0], request.split(" ")[1].partition("?")[0]) for request in server.requests}
     assert not [path for _, path in asked if path in DEEDS]
     assert {method for method, _ in asked} == {"GET"}
+
+
+def test_what_is_slow_to_tell_is_asked_for_after_the_first_facts_and_by_who_may_act(server: ScriptedHttp) -> None:
+    server.answers["/metrics"] = answer((DATA / "vllm_two_models.prom").read_text())
+    server.answers["/is_sleeping"] = answer('{"is_sleeping":false}')
+    path = "/server_info?config_format=json"
+    for may_operate, expected in ((False, 0), (True, 5)):
+        fetcher = Fetcher(Remote(server.url))
+        try:
+            found = Probe(fetcher, server.url, may_operate=may_operate)
+            found.read()
+            assert path not in server.paths()
+            for _ in range(9):
+                found.read()
+            assert server.paths().count(path) == expected  # in vain each time, and then given up
+        finally:
+            fetcher.close()
+    server.answers[path] = answer(json.dumps(sleep_mode(False)[path]))
+    fetcher = Fetcher(Remote(server.url))
+    try:
+        found = Probe(fetcher, server.url, may_operate=True)
+        assert found.read().refusal("sleep") is None
+        assert found.read().refusal("sleep") == SLEEP_MODE
+    finally:
+        fetcher.close()

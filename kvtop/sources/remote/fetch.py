@@ -92,15 +92,19 @@ class Fetcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: httpx.AsyncClient | None = None
 
-    def get(self, path: str) -> Page:
+    def get(self, path: str, *, answer_s: float | None = None) -> Page:
         """Return the answer to ``GET path``, whatever its status.
+
+        Args:
+            path: The path, with its query.
+            answer_s: Seconds the answer may take; ``None`` takes the fetcher's own.
 
         Raises:
             FetchError: There is no answer, it takes too long, is too large or is compressed.
         """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(self._get(path))
+        return self._loop.run_until_complete(self._get(path, answer_s or self._answer_s))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None, *, answer_s: float | None = None) -> Page:
         """Return the answer to ``POST path``, whatever its status. Sent once, and never again.
@@ -136,7 +140,7 @@ class Fetcher:
         changed, self._token = fresh != self._token, fresh
         return changed
 
-    async def _get(self, path: str) -> Page:
+    async def _get(self, path: str, answer_s: float) -> Page:
         import httpx
 
         if self._client is None:
@@ -144,7 +148,7 @@ class Fetcher:
                 timeout=self._answer_s, follow_redirects=False, trust_env=False, verify=self._verify
             )
         try:
-            return await self._ask(self._client, "GET", path, None, self._answer_s)
+            return await self._ask(self._client, "GET", path, None, answer_s)
         finally:
             self._client.cookies.clear()
 

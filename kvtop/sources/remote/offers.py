@@ -21,6 +21,8 @@ SLOT_PATH: Final = "needs --slot-save-path on the server"
 SLOTS: Final = "needs /slots, which this server does not offer: what a slot holds cannot be seen"
 IDLE_ONLY: Final = "this engine flushes only while nothing is served; pause with retract first"
 
+#: Seconds that an answer may take that is slow and not needed.
+_SLOW_S: Final = 1.0
 #: A request that no server acts on: llama.cpp looks at the folder for slots first, and then at the action.
 _NO_ACTION: Final = "/slots/0?action=none"
 
@@ -28,7 +30,7 @@ _NO_ACTION: Final = "/slots/0?action=none"
 class Asked(Protocol):
     """A server that is asked; ``Fetcher`` is one."""
 
-    def get(self, path: str) -> Page:
+    def get(self, path: str, *, answer_s: float | None = None) -> Page:
         """Return the answer to ``GET path``."""
 
     def post(self, path: str) -> Page:
@@ -46,6 +48,12 @@ class Offers:
 
     reasons: Mapping[str, str | None] = field(default_factory=dict)
     state_paths: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def with_sleep_mode(self, is_on: bool | None) -> Offers:
+        """Return the same, knowing whether sleep mode is on; ``None`` is not known."""
+        if is_on is not False or self.reasons.get("sleep"):
+            return self
+        return Offers({**self.reasons, "sleep": SLEEP_MODE}, self.state_paths)
 
 
 def release_of(version: str | None) -> tuple[int, int, int] | None:
@@ -78,10 +86,10 @@ def find_offers(kind: str, version: str | None, pages: Asked, *, may_operate: bo
     return _llama(pages, may_operate) if kind == "llama.cpp" else Offers()
 
 
-def ask(pages: Asked, path: str) -> Any:
+def ask(pages: Asked, path: str, answer_s: float | None = None) -> Any:
     """Return the JSON that a path answers; ``None`` when it answers anything else."""
     try:
-        page = pages.get(path)
+        page = pages.get(path, answer_s=answer_s)
     except FetchError:
         return None
     return page.json() if page.status == 200 else None
@@ -96,11 +104,10 @@ def _vllm(version: str | None, pages: Asked) -> Offers:
     mode = None if "sleeping" in paths else DEVELOPMENT
     old_pause = "from vLLM 0.12 on" if is_before(version, 0, 12) else None
     pause = old_pause or (None if "paused" in paths else DEVELOPMENT)
-    sleep_mode = _setting(ask(pages, "/server_info?config_format=json") if mode is None else None)
     reasons = {
         "reset-prefix-cache": mode,
         RESET_RUNNING: mode or old_pause,
-        "sleep": mode or (SLEEP_MODE if sleep_mode is False else None),
+        "sleep": mode,
         SLEEP_0: mode or ("from vLLM 0.17 on" if is_before(version, 0, 17) else None),
         "wake": mode,
         "pause-generation": pause,
@@ -109,11 +116,15 @@ def _vllm(version: str | None, pages: Asked) -> Offers:
     return Offers(reasons, paths)
 
 
-def _setting(told: object) -> object:
-    """Return whether sleep mode is on; ``None`` when that is not told."""
+def ask_sleep_mode(pages: Asked) -> bool | None:
+    """Return whether a vLLM was started for sleeping; ``None`` when that is not told.
+
+    The server looks through its whole environment for this answer, once, and keeps it: the first try may be in vain.
+    """
+    told = ask(pages, "/server_info?config_format=json", _SLOW_S)
     for key in ("vllm_config", "model_config", "enable_sleep_mode"):
         told = told.get(key) if isinstance(told, dict) else None
-    return told
+    return told if isinstance(told, bool) else None
 
 
 def _sglang(pages: Asked) -> Offers:

@@ -13,19 +13,21 @@ from kvtop.sources.remote.capabilities import capabilities_of
 from kvtop.sources.remote.dialects import CounterMemory, recognise
 from kvtop.sources.remote.exposition import NotMetrics, parse
 from kvtop.sources.remote.fetch import FetchError, Page
-from kvtop.sources.remote.offers import Offers, ask, find_offers
+from kvtop.sources.remote.offers import Offers, ask, ask_sleep_mode, find_offers
 
 #: Where metrics are looked for. The first is asked first although few have it: with that one engine, the second is a
 #: list that is emptied by whoever reads it.
 METRICS_PATHS: Final = ("/prometheus/metrics", "/metrics")
 
+#: Readings in which something that is slow to tell is asked for.
+_SLOW_TRIES: Final = 5
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,40}")
 
 
 class Pages(Protocol):
     """Where pages come from; ``Fetcher`` is one."""
 
-    def get(self, path: str) -> Page:
+    def get(self, path: str, *, answer_s: float | None = None) -> Page:
         """Return the answer to ``GET path``."""
 
     def post(self, path: str) -> Page:
@@ -69,6 +71,8 @@ class Probe:
         self._pages = pages
         self._may_operate = may_operate
         self._offers = Offers()
+        self._readings = 0
+        self._is_sleep_mode: bool | None = None
         self._slots: tuple[SlotRow, ...] = ()
         self._address = address
         self._asked_path = path
@@ -113,6 +117,7 @@ class Probe:
         rows = self._counters.correct(rows)
         if self._counters.restarts > restarts_before:
             self._learn(dialect.kind)
+        self._learn_slowly()
         if self._counters.restarts:
             notes = (*notes, f"started anew {self._counters.restarts}×: its counters fell; totals go on from there")
         table = capabilities_of(
@@ -165,7 +170,16 @@ class Probe:
         elif kind == "SGLang":
             info = self._json("/server_info")
             self.endpoints = _sglang_endpoints(info.get("kv_events"), self._host)
+        self._readings, self._is_sleep_mode = 0, None
         self._offers = find_offers(kind, self._version, self._pages, may_operate=self._may_operate)
+
+    def _learn_slowly(self) -> None:
+        """Ask what takes the server long to tell: never before the first facts are out, and a few times at most."""
+        self._readings += 1
+        is_wanted = self._may_operate and "sleeping" in self._offers.state_paths
+        if is_wanted and self._is_sleep_mode is None and 1 < self._readings <= 1 + _SLOW_TRIES:
+            self._is_sleep_mode = ask_sleep_mode(self._pages)
+            self._offers = self._offers.with_sleep_mode(self._is_sleep_mode)
 
     def _states(self) -> tuple[tuple[str, bool], ...]:
         """Ask in which states the engine is, where it has said before that it tells."""

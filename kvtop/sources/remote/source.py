@@ -95,18 +95,20 @@ class RemoteSource:
         return RemoteObservation(facts, subscriber.mirror(sizes, focus.block_id))
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until the events that are buffered have been taken over, where there is a stream of them.
+        """Wait until what a first reading does not tell is known: buffered events, and answers that are slow.
 
         Raises:
             SourceError: The server cannot be read.
         """
         until_s = time.monotonic() + timeout_s
-        facts: RemoteFacts | None = self.read(Focus(), timeout_s).facts
-        while facts is not None and self._subscriber is not None and (left_s := until_s - time.monotonic()) > 0:
+        self.read(Focus(), timeout_s)
+        while (left_s := until_s - time.monotonic()) > 0:
+            facts = self.facts_after(time.monotonic(), left_s)
+            if facts is None or self._subscriber is None:
+                return
             if facts.events is not None and facts.events.batches and not facts.events.state.startswith("catching up"):
                 return
             time.sleep(min(_SETTLE_S, left_s))
-            facts = self.facts_after(time.monotonic(), left_s)
 
     def facts_after(self, at_s: float, timeout_s: float) -> RemoteFacts | None:
         """Return facts that were read at ``at_s``, monotonic, or later; ``None`` when there are none in time."""
