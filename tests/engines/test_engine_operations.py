@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,7 +48,7 @@ class Driven:
         self.operations = self.attachment.operations
         source = self.attachment.source
         assert isinstance(source, RemoteSource)
-        source.settle(5.0)
+        source.settle(20.0)
         self.source = source
 
     def facts(self) -> RemoteFacts:
@@ -65,23 +68,53 @@ class Driven:
         return self.server.metric(name) - before
 
     @contextlib.contextmanager
-    def busy(self, tokens: int = 1200) -> Iterator[threading.Event]:
-        """Let a long request run meanwhile; gives what tells that it has ended. It must end well."""
-        ended, answers = threading.Event(), []
-
-        def ask() -> None:
-            answers.append(self.server.complete(PROMPT[:40], tokens=tokens))
-            ended.set()
-
-        thread = threading.Thread(target=ask)
-        thread.start()
+    def busy(self) -> Iterator[Stream]:
+        """Let a long request run meanwhile; it is given up at the end."""
+        stream = Stream(self.server.url)
         try:
-            until(lambda: sum(row.running or 0 for row in self.facts().rows) >= 1)
-            yield ended
+            until(lambda: sum(row.running or 0 for row in self.facts().rows) >= 1 and stream.chunks > 0)
+            yield stream
         finally:
-            thread.join(180)
-        assert answers
-        assert answers[0]["usage"]["completion_tokens"] == tokens
+            stream.close()
+
+
+class Stream:
+    """A request that is answered token by token, for as long as it lasts.
+
+    Attributes:
+        chunks: Parts of the answer that have come.
+        ended: Whether it is over.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.chunks = 0
+        self.ended = threading.Event()
+        body = {"model": "tiny", "prompt": PROMPT[:40], "max_tokens": 1900, "temperature": 0}
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
+        headers = {"Content-Type": "application/json"}
+        asked = json.dumps({**body, "ignore_eos": True, "stream": True})
+        self._connection.request("POST", "/v1/completions", asked, headers)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def goes_on(self) -> None:
+        """Wait until more of the answer comes."""
+        seen = self.chunks
+        until(lambda: self.chunks > seen)
+
+    def close(self) -> None:
+        if self._connection.sock is not None:
+            with contextlib.suppress(OSError):
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(30)
+        self._connection.close()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            answer = self._connection.getresponse()
+            while line := answer.readline():
+                self.chunks += line.startswith(b"data: {")
+        self.ended.set()
 
 
 Drive = Callable[[EngineServer], Driven]
@@ -119,28 +152,32 @@ def test_vllm_a_reset_on_an_idle_engine_is_acknowledged_and_seen_with_the_next_r
 
 def test_vllm_a_reset_under_requests_needs_to_be_asked_for(vllm: EngineServer, drive: Drive) -> None:
     driven = drive(vllm)
-    with driven.busy() as ended:
+    with driven.busy() as stream:
         assert "the engine will refuse while 1 requests run" in driven.operations.plan(ResetPrefixCache()).summary
         outcome = driven.apply(ResetPrefixCache())
-        assert not ended.is_set(), "the request was too short for this test"
+        assert not stream.ended.is_set(), "the request was too short for this test"
         assert not outcome.ok
         assert "blocks are held" in outcome.message
         outcome = driven.apply(ResetPrefixCache(running=True))
         assert (outcome.ok, outcome.is_seen) == (True, True), outcome.message
         assert "observed: all blocks cleared" in outcome.message
         assert "1 requests taken off their blocks" in outcome.message
+        stream.goes_on()
 
 
 def test_vllm_pauses_and_goes_on(vllm: EngineServer, drive: Drive) -> None:
     driven = drive(vllm)
-    with driven.busy() as ended:
+    with driven.busy() as stream:
         outcome = driven.apply(PauseGeneration("keep"))
         assert "observed: the engine is paused" in outcome.message
-        assert driven.facts().is_now("paused") is True
-        generated = driven.server.metric("vllm:generation_tokens_total")
-        assert not ended.wait(1.0)
-        assert driven.server.metric("vllm:generation_tokens_total") == generated
-        assert "no longer paused" in driven.apply(ContinueGeneration()).message
+        try:
+            assert driven.facts().is_now("paused") is True
+            before = driven.server.metric("vllm:generation_tokens_total")
+            assert not stream.ended.wait(1.0)
+            assert driven.server.metric("vllm:generation_tokens_total") == before
+        finally:
+            assert "no longer paused" in driven.apply(ContinueGeneration()).message
+        stream.goes_on()
 
 
 def test_vllm_sleeps_as_far_as_it_was_started_for_that(vllm: EngineServer, drive: Drive) -> None:
@@ -180,17 +217,18 @@ def test_sglang_a_flush_is_seen_at_once(sglang: EngineServer, drive: Drive) -> N
 
 def test_sglang_refuses_to_flush_while_it_serves_and_pauses_for_it(sglang: EngineServer, drive: Drive) -> None:
     driven = drive(sglang)
-    with driven.busy(tokens=200) as ended:
+    with driven.busy() as stream:
         outcome = driven.apply(ResetPrefixCache())
-        assert not ended.is_set(), "the request was too short for this test"
+        assert not stream.ended.is_set(), "the request was too short for this test"
         assert not outcome.ok
         paused = driven.apply(PauseGeneration("retract"))
         assert (paused.ok, paused.is_seen) == (True, False)
         try:
             assert driven.apply(ResetPrefixCache()).ok
-            assert not ended.is_set()
+            assert not stream.ended.is_set()
         finally:
             assert driven.apply(ContinueGeneration()).ok
+        stream.goes_on()
 
 
 def slot_of(driven: Driven) -> Any:

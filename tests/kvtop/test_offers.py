@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from kvtop.sources.remote.offers import (
     DEVELOPMENT,
     IDLE_ONLY,
     MEMORY_SAVER,
+    NO_ANSWER,
     RESET_RUNNING,
     SLEEP_0,
     SLEEP_MODE,
@@ -44,13 +47,14 @@ class Pages:
         self.asked: list[str] = []
 
     def get(self, path: str, *, answer_s: float | None = None) -> Page:
+        assert answer_s is not None, "facts would have to wait for it"
         self.asked.append(f"GET {path}")
         found = self.pages.get(path)
         if isinstance(found, FetchError):
             raise found
         return Page(404, "", "") if found is None else Page(200, "application/json", json.dumps(found))
 
-    def post(self, path: str) -> Page:
+    def post(self, path: str, *, answer_s: float | None = None) -> Page:
         self.asked.append(f"POST {path}")
         return Page(self.posts.get(path, 404), "", "")
 
@@ -122,7 +126,7 @@ def test_sleep_mode(pages: Mapping[str, object], is_on: bool | None) -> None:
     assert none.reasons["sleep"] == DEVELOPMENT
 
 
-@pytest.mark.parametrize("told", [None, [], {"is_sleeping": "no"}, {"is_paused": False}, FetchError("gone")])
+@pytest.mark.parametrize("told", [None, [], {"is_sleeping": "no"}, {"is_paused": False}])
 def test_a_state_that_is_told_otherwise_is_no_development_mode(told: object) -> None:
     offers = find_offers("vLLM", "0.32.0", Pages({"/is_sleeping": told}), may_operate=True)
     assert offers.reasons["wake"] == DEVELOPMENT
@@ -242,5 +246,34 @@ def test_what_is_slow_to_tell_is_asked_for_after_the_first_facts_and_by_who_may_
         found = Probe(fetcher, server.url, may_operate=True)
         assert found.read().refusal("sleep") is None
         assert found.read().refusal("sleep") == SLEEP_MODE
+    finally:
+        fetcher.close()
+
+
+def test_what_was_not_answered_in_time_is_not_known_and_asked_again() -> None:
+    gone = FetchError("no whole answer within 2 s")
+    for kind, path, operation in (
+        ("vLLM", "/is_sleeping", "wake"),
+        ("vLLM", "/is_paused", "pause-generation"),
+        ("llama.cpp", "/slots", "erase-slot"),
+    ):
+        offers = find_offers(kind, "0.32.0", Pages(STATES | {path: gone}), may_operate=True)
+        assert (offers.is_sure, offers.reasons[operation]) == (False, NO_ANSWER)
+    assert not find_offers("SGLang", None, Pages({"/server_info": gone}), may_operate=True).is_sure
+
+
+def test_a_busy_server_is_asked_again_for_what_it_offers(server: ScriptedHttp) -> None:
+    def hang(connection: socket.socket, over: threading.Event) -> None:
+        over.wait(10)
+
+    server.answers["/metrics"] = answer((DATA / "vllm_two_models.prom").read_text())
+    server.answers["/is_sleeping"] = hang
+    fetcher = Fetcher(Remote(server.url))
+    try:
+        found = Probe(fetcher, server.url, may_operate=True)
+        assert found.read().refusal("wake") == NO_ANSWER
+        server.answers["/is_sleeping"] = answer('{"is_sleeping":false}')
+        assert found.read().refusal("wake") is None
+        assert found.read().is_now("sleeping") is False
     finally:
         fetcher.close()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from kvtop.sources.remote.fetch import FetchError, Page
@@ -21,8 +20,10 @@ SLOT_PATH: Final = "needs --slot-save-path on the server"
 SLOTS: Final = "needs /slots, which this server does not offer: what a slot holds cannot be seen"
 IDLE_ONLY: Final = "this engine flushes only while nothing is served; pause with retract first"
 
-#: Seconds that an answer may take that is slow and not needed.
-_SLOW_S: Final = 1.0
+#: Seconds that an answer may take without which the facts are good too.
+_ASIDE_S: Final = 2.0
+NO_ANSWER: Final = "not known: the server has not answered that yet"
+
 #: A request that no server acts on: llama.cpp looks at the folder for slots first, and then at the action.
 _NO_ACTION: Final = "/slots/0?action=none"
 
@@ -33,7 +34,7 @@ class Asked(Protocol):
     def get(self, path: str, *, answer_s: float | None = None) -> Page:
         """Return the answer to ``GET path``."""
 
-    def post(self, path: str) -> Page:
+    def post(self, path: str, *, answer_s: float | None = None) -> Page:
         """Return the answer to ``POST path``."""
 
 
@@ -44,16 +45,18 @@ class Offers:
     Attributes:
         reasons: Operation → why it is not available; ``None`` when it is, as far as could be found out.
         state_paths: State → the path that tells whether the engine is in it, and the key of the answer.
+        is_sure: Whether every question was answered, by whatever.
     """
 
     reasons: Mapping[str, str | None] = field(default_factory=dict)
     state_paths: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    is_sure: bool = True
 
     def with_sleep_mode(self, is_on: bool | None) -> Offers:
         """Return the same, knowing whether sleep mode is on; ``None`` is not known."""
         if is_on is not False or self.reasons.get("sleep"):
             return self
-        return Offers({**self.reasons, "sleep": SLEEP_MODE}, self.state_paths)
+        return replace(self, reasons={**self.reasons, "sleep": SLEEP_MODE})
 
 
 def release_of(version: str | None) -> tuple[int, int, int] | None:
@@ -86,24 +89,31 @@ def find_offers(kind: str, version: str | None, pages: Asked, *, may_operate: bo
     return _llama(pages, may_operate) if kind == "llama.cpp" else Offers()
 
 
-def ask(pages: Asked, path: str, answer_s: float | None = None) -> Any:
-    """Return the JSON that a path answers; ``None`` when it answers anything else."""
+def ask(pages: Asked, path: str) -> Any:
+    """Return the JSON that a path answers; ``None`` when it answers anything else, or nothing in a short time."""
+    page = _page(pages, path)
+    return page.json() if page is not None and page.status == 200 else None
+
+
+def _page(pages: Asked, path: str) -> Page | None:
     try:
-        page = pages.get(path, answer_s=answer_s)
+        return pages.get(path, answer_s=_ASIDE_S)
     except FetchError:
         return None
-    return page.json() if page.status == 200 else None
 
 
 def _vllm(version: str | None, pages: Asked) -> Offers:
-    paths = {}
+    paths, missing = {}, {}
     for state, path in (("sleeping", "/is_sleeping"), ("paused", "/is_paused")):
-        told = ask(pages, path)
+        page = _page(pages, path)
+        told = page.json() if page is not None and page.status == 200 else None
         if isinstance(told, dict) and isinstance(told.get(path[1:]), bool):
             paths[state] = path, path[1:]
-    mode = None if "sleeping" in paths else DEVELOPMENT
+        else:
+            missing[state] = NO_ANSWER if page is None else DEVELOPMENT
+    mode = missing.get("sleeping")
     old_pause = "from vLLM 0.12 on" if is_before(version, 0, 12) else None
-    pause = old_pause or (None if "paused" in paths else DEVELOPMENT)
+    pause = old_pause or missing.get("paused")
     reasons = {
         "reset-prefix-cache": mode,
         RESET_RUNNING: mode or old_pause,
@@ -113,7 +123,7 @@ def _vllm(version: str | None, pages: Asked) -> Offers:
         "pause-generation": pause,
         "continue-generation": pause,
     }
-    return Offers(reasons, paths)
+    return Offers(reasons, paths, NO_ANSWER not in missing.values())
 
 
 def ask_sleep_mode(pages: Asked) -> bool | None:
@@ -121,14 +131,15 @@ def ask_sleep_mode(pages: Asked) -> bool | None:
 
     The server looks through its whole environment for this answer, once, and keeps it: the first try may be in vain.
     """
-    told = ask(pages, "/server_info?config_format=json", _SLOW_S)
+    told = ask(pages, "/server_info?config_format=json")
     for key in ("vllm_config", "model_config", "enable_sleep_mode"):
         told = told.get(key) if isinstance(told, dict) else None
     return told if isinstance(told, bool) else None
 
 
 def _sglang(pages: Asked) -> Offers:
-    info = ask(pages, "/server_info")
+    page = _page(pages, "/server_info")
+    info = page.json() if page is not None else None
     saver = MEMORY_SAVER if isinstance(info, dict) and info.get("enable_memory_saver") is False else None
     reasons = {
         "reset-prefix-cache": None,
@@ -138,12 +149,15 @@ def _sglang(pages: Asked) -> Offers:
         "release-memory": saver,
         "resume-memory": saver,
     }
-    return Offers(reasons)
+    return Offers(reasons, is_sure=page is not None)
 
 
 def _llama(pages: Asked, may_operate: bool) -> Offers:
-    reason = None if isinstance(ask(pages, "/slots"), list) else SLOTS
+    page = _page(pages, "/slots")
+    reason = NO_ANSWER if page is None else None if isinstance(page.json(), list) else SLOTS
     if reason is None and may_operate:
-        with contextlib.suppress(FetchError):
-            reason = SLOT_PATH if pages.post(_NO_ACTION).status == 501 else None
-    return Offers(dict.fromkeys(("erase-slot", "save-slot", "restore-slot"), reason))
+        try:
+            reason = SLOT_PATH if pages.post(_NO_ACTION, answer_s=_ASIDE_S).status == 501 else None
+        except FetchError:
+            reason = NO_ANSWER
+    return Offers(dict.fromkeys(("erase-slot", "save-slot", "restore-slot"), reason), is_sure=reason != NO_ANSWER)

@@ -19,6 +19,8 @@ from kvtop.sources.remote.offers import Offers, ask, ask_sleep_mode, find_offers
 #: list that is emptied by whoever reads it.
 METRICS_PATHS: Final = ("/prometheus/metrics", "/metrics")
 
+#: Engines of one server that are read, at most.
+MAX_ROWS: Final = 1024
 #: Readings in which something that is slow to tell is asked for.
 _SLOW_TRIES: Final = 5
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,40}")
@@ -30,7 +32,7 @@ class Pages(Protocol):
     def get(self, path: str, *, answer_s: float | None = None) -> Page:
         """Return the answer to ``GET path``."""
 
-    def post(self, path: str) -> Page:
+    def post(self, path: str, *, answer_s: float | None = None) -> Page:
         """Return the answer to ``POST path``."""
 
     def renew_token(self) -> bool:
@@ -110,7 +112,9 @@ class Probe:
         told = dialect.read(exposition)
         if not told.rows:
             raise FetchError(f"{path}: {dialect.kind}, which tells nothing of its cache yet")
-        rows, notes = told.rows, told.notes
+        rows, notes = told.rows[:MAX_ROWS], told.notes
+        if len(told.rows) > MAX_ROWS:
+            notes = (*notes, f"it tells of {len(told.rows):,} engines: the first {MAX_ROWS:,} are shown")
         if dialect.kind == "llama.cpp":
             rows, notes = (self._with_slots(rows[0]),), notes
         restarts_before = self._counters.restarts
@@ -171,11 +175,16 @@ class Probe:
             info = self._json("/server_info")
             self.endpoints = _sglang_endpoints(info.get("kv_events"), self._host)
         self._readings, self._is_sleep_mode = 0, None
+        self._ask_offers(kind)
+
+    def _ask_offers(self, kind: str) -> None:
         self._offers = find_offers(kind, self._version, self._pages, may_operate=self._may_operate)
 
     def _learn_slowly(self) -> None:
-        """Ask what takes the server long to tell: never before the first facts are out, and a few times at most."""
+        """Ask what is slow to be told, or was not told in time: never before the first facts, a few times at most."""
         self._readings += 1
+        if not self._offers.is_sure and 1 < self._readings <= 1 + _SLOW_TRIES:
+            self._ask_offers(self._kind or "")
         is_wanted = self._may_operate and "sleeping" in self._offers.state_paths
         if is_wanted and self._is_sleep_mode is None and 1 < self._readings <= 1 + _SLOW_TRIES:
             self._is_sleep_mode = ask_sleep_mode(self._pages)
@@ -219,11 +228,7 @@ class Probe:
         return version if isinstance(version, str) and _VERSION.fullmatch(version) else None
 
     def _json(self, path: str) -> Mapping[str, Any]:
-        try:
-            page = self._pages.get(path)
-        except FetchError:
-            return {}
-        found = page.json() if page.status == 200 else None
+        found = ask(self._pages, path)
         return found if isinstance(found, dict) else {}
 
     def _with_slots(self, row: EngineRow) -> EngineRow:
