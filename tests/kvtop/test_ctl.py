@@ -207,7 +207,7 @@ def test_the_audit_log_tells_who_did_what(daemon: ThreadedDaemon) -> None:
     assert run(["ctl", "evict", "1"]) in (0, 1, 2)
     assert run(["ctl", "pause"]) == 0
     entry = json.loads(audit_path().read_text().splitlines()[-1])
-    assert set(entry) == {"time", "engine", "pid", "uid", "command", "plan", "outcome", "error"}
+    assert set(entry) == {"time", "engine", "pid", "uid", "command", "plan", "outcome", "error", "program"}
     assert (entry["command"], entry["plan"]["summary"]) == ({"type": "Pause"}, "stop stepping")
     assert audit_path().stat().st_mode & 0o077 == 0
 
