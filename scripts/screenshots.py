@@ -56,6 +56,7 @@ class Shot:
 CHAT = EngineOptions()
 TIGHT = EngineOptions(num_blocks=1024, seed=3)
 MARKS = ((1200, "nothing is free: evictions go on"), (2000, "few requests"), (3000, "before the rush"))
+BEAM = EngineOptions(num_blocks=2048, seed=3, workload="beam")
 MOONCAKE = EngineOptions(num_blocks=8192, block_size=512, trace=str(TRACE))
 SHOTS = (
     Shot("overview", CHAT, 6000),
@@ -76,6 +77,10 @@ SHOTS = (
     Shot("panel-locks", TIGHT, 4000, keys=("7",)),
     Shot("panel-history", TIGHT, 4000, keys=("8",)),
     Shot("panel-details", TIGHT, 4000, keys=("2", "down", "down", "enter", "d")),
+    Shot("sequences-tree", BEAM, 2000, keys=("2", "backslash")),
+    Shot("block-history", EngineOptions(num_blocks=512, seed=3), 3000, keys=("semicolon",)),
+    Shot("arrange", TIGHT, 4000, keys=("f4", "down", "down", "down")),
+    Shot("arranged", TIGHT, 4000, keys=("f4", *["down"] * 3, "u", "down", "b", "s", *["plus"] * 7, "escape")),
     Shot("panel-prefix-80x24", TIGHT, 4000, (80, 24), keys=("4",)),
     Shot("command-line", TIGHT, 4000, keys=("colon", *"com")),
     Shot("light", CHAT, 6000, keys=("t",)),
