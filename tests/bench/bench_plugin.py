@@ -6,8 +6,9 @@ Both compare in one run, in turns, so that whatever else the machine does falls 
 rounds' ratios to the round without the plugin.
 
 pool    steps of vLLM's own scheduler a second, without a model, in one process: bare, with the plugin and nobody
-        looking, and with an observer that asks ten times a second. A real step is longer by the model's time, so that
-        the plugin's share of it is smaller than here.
+        looking, and with an observer in another process that asks ten times a second. Counted in processor time of the
+        engine's process, all its threads included, so that a busy machine does not tell in it. A real step is longer by
+        the model's time, so that the plugin's share of it is smaller than here.
 server  requests a second of two real servers, one with the plugin and one without, of which one works at a time:
         with the plugin and nobody looking, and with a console attached.
 """

@@ -17,15 +17,13 @@ STEPS = 500
 
 
 def steps_a_second(driver: Driver) -> float:
-    """Take steps with sixteen requests running."""
-    seconds = 0.0
+    """Take steps with sixteen requests running, and return them by processor time of this process, threads included."""
+    began_s = time.process_time()
     for _ in range(STEPS):
         while len(driver.scheduler.requests) < 20:
             driver.add()
-        began_s = time.perf_counter()
         driver.step()
-        seconds += time.perf_counter() - began_s
-    return STEPS / seconds
+    return STEPS / (time.process_time() - began_s)
 
 
 def main(model: str, rounds: int, num_blocks: int) -> None:
@@ -40,7 +38,7 @@ def main(model: str, rounds: int, num_blocks: int) -> None:
     }
     for measure in measures.values():
         measure()
-    report(f"pool of {num_blocks} blocks", "steps/s", in_turns(measures, rounds))
+    report(f"pool of {num_blocks} blocks", "steps a processor second", in_turns(measures, rounds))
     plugged.scheduler.shutdown()
 
 

@@ -24,8 +24,12 @@ from allocator.block_map import BlockMapWriter
 from allocator.commands import Resize
 from allocator.ids import NO_ROW, BlockState
 from kvtop.attachment import Attachment
+from kvtop.compat import VllmCollector
 from kvtop.errors import SourceError
+from kvtop.exporter import ViewCollector
 from kvtop.model.observation import Focus, Observation
+from kvtop.panels.catalog import CONTENTS
+from kvtop.panels.content import Asked
 from kvtop.plugins import vllm as plugin
 from kvtop.plugins import vllm_pool
 from kvtop.plugins.publisher import PoolPublisher
@@ -175,6 +179,23 @@ def test_totals_are_counted_and_the_rest_is_unknown(make: Make, attach: Callable
     assert counters.evictions > 0
     for name in ("finished", "allocated_blocks", "failures_capacity", "integrity_faults", "faults_by_law", "injected"):
         assert getattr(counters, name) is None
+
+
+def test_every_panel_and_metric_takes_what_is_unknown(make: Make, attach: Callable[..., Attachment]) -> None:
+    scheduler = make(events=False)
+    request_of(scheduler, "one", list(range(40)))
+    scheduler.step()
+    attachment = attach()
+    view = attachment.poll(TIMEOUT_S)
+    for content in CONTENTS.values():
+        assert content(view, Asked(selected=1))
+    families = {family.name: family for family in ViewCollector(lambda: view).collect()}
+    assert families["kvtop_requests_submitted"].samples[0].value == 1
+    for name in ("kvtop_evictions", "kvtop_allocated_blocks", "kvtop_integrity_faults", "kvtop_injected_faults"):
+        assert name not in families
+    names = {family.name for family in VllmCollector(lambda: [view]).collect()}
+    assert "vllm:kv_cache_usage_perc" in names
+    assert "vllm:generation_tokens" not in names
 
 
 @pytest.mark.usefixtures("at_every_reading")

@@ -20,7 +20,7 @@ _STATE_WORDS = {
     BlockState.FREE: "free",
     BlockState.CACHED: "cached, evictable",
     BlockState.ACTIVE: "active",
-    BlockState.RESERVED: "reserved by a thread",
+    BlockState.RESERVED: "reserved: held back",
     BlockState.RETIRED: "retired: above the pool's end",
 }
 _HOLDERS_SHOWN = 6
