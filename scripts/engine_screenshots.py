@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from kvtop.tui.app import KvtopApp  # noqa: E402
 from screenshots import offline, to_png  # noqa: E402
 
 #: Seconds a console looks before its picture, so that the trends have something to show.
-LOOK_S = 25.0
-BLOCKS = 2048
+LOOK_S = 20.0
+BLOCKS = 512
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ SHOTS = (
 
 
 @contextmanager
-def load(server: EngineServer, number: int, tokens: int) -> Iterator[None]:
-    """Have so many requests computed at once, until the block ends."""
+def load(server: EngineServer) -> Iterator[None]:
+    """Have requests with shared beginnings computed, several at once, until the block ends."""
     stop = threading.Event()
     rng = random.Random(4)
     beginnings = [[rng.randrange(3, 400) for _ in range(rng.choice((160, 320, 640)))] for _ in range(5)]
@@ -66,10 +66,11 @@ def load(server: EngineServer, number: int, tokens: int) -> Iterator[None]:
     def ask(seed: int) -> None:
         own = random.Random(seed)
         while not stop.is_set():
-            rest = [own.randrange(3, 400) for _ in range(own.randrange(20, 300))]
-            server.complete(own.choice(beginnings) + rest, own.randrange(tokens // 8, tokens))
+            rest = [own.randrange(3, 400) for _ in range(own.randrange(20, 600))]
+            with suppress(TimeoutError):  # on a machine that is too busy
+                server.complete(own.choice(beginnings) + rest, own.randrange(4, 60))
 
-    threads = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(number)]
+    threads = [threading.Thread(target=ask, args=(i,), daemon=True) for i in range(10)]
     for thread in threads:
         thread.start()
     try:
@@ -77,7 +78,7 @@ def load(server: EngineServer, number: int, tokens: int) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(120)
+            thread.join(60)
 
 
 async def take(shot: Shot, server: EngineServer, folder: Path) -> Path:
@@ -108,23 +109,26 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "screenshots")
     arguments = parser.parse_args()
     shots = [shot for shot in SHOTS if not arguments.names or shot.name in arguments.names]
-    with tempfile.TemporaryDirectory(prefix="kv") as directory, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="kv") as directory:
         runtime = Path(directory) / "r"
         runtime.mkdir(mode=0o700)
         os.environ["XDG_RUNTIME_DIR"] = str(runtime)
-        servers: dict[str, EngineServer] = {}
+        for kind in ("vllm", "sglang"):
+            of_kind = [shot for shot in shots if shot.target.endswith(kind)]
+            if of_kind:
+                make_all(of_kind, kind, Path(directory), arguments.folder)
+
+
+def make_all(shots: list[Shot], kind: str, directory: Path, folder: Path) -> None:
+    """Make the pictures of one server."""
+    opens = (
+        vllm_server(directory, publish=kind, events=True, blocks=BLOCKS)
+        if kind == "vllm"
+        else sglang_server(directory, publish=kind)
+    )
+    with opens as server, load(server):
         for shot in shots:
-            kind = shot.target.removeprefix("local:")
-            if kind not in servers:
-                opens = (
-                    vllm_server(Path(directory), publish="vllm", events=True, blocks=BLOCKS)
-                    if kind == "vllm"
-                    else sglang_server(Path(directory), publish="sglang")
-                )
-                servers[kind] = stack.enter_context(opens)
-            many = kind == "vllm"
-            with load(servers[kind], 14 if many else 6, 600 if many else 60):
-                svg = asyncio.run(take(shot, servers[kind], arguments.folder))
+            svg = asyncio.run(take(shot, server, folder))
             to_png(svg)
             print(svg, flush=True)
 

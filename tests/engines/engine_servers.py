@@ -9,6 +9,7 @@ with it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -27,6 +28,8 @@ from fake_engine import until
 ROOT = Path(__file__).resolve().parents[2]
 START_BOUND_S = 240.0
 END_BOUND_S = 30.0
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 #: Blocks of 32 tokens: attention on a CPU wants blocks of a multiple of that.
 VLLM_BLOCKS, VLLM_BLOCK_SIZE = 512, 32
 #: Tokens a page of SGLang here.
@@ -127,6 +130,7 @@ def started(
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     server = EngineServer(f"http://127.0.0.1:{port}", process, log, **facts)  # type: ignore[arg-type]
 
@@ -143,6 +147,11 @@ def started(
         yield server
     finally:
         server.stop()
+
+
+def _end_with_parent() -> None:
+    """Have the child asked to end when its parent is gone, however that went."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def with_plugins(directory: Path) -> str:
