@@ -25,7 +25,7 @@ from allocator.snapshot import MAX_SEQUENCES, Counters, Snapshot
 from kvtop.errors import SourceError
 from kvtop.local_socket import NamedSocket
 from kvtop.model.lineage import lineage
-from kvtop.model.observation import MAX_VICTIMS, BlockHolders, Focus, Observation
+from kvtop.model.observation import MAX_VICTIMS, BlockHolders, Focus, Kin, Observation
 from kvtop.plugins.pool_state import ForeignPool, PoolFacts, PoolState, Showing, Shown
 from kvtop.plugins.step_gate import StepGate
 from kvtop.server import FIRST_WORD_S, EngineServer
@@ -44,11 +44,19 @@ _END_S: Final = 1.0
 
 
 class _Published(NamedTuple):
-    """What the newest reading showed."""
+    """What the newest reading showed.
+
+    Attributes:
+        snapshot, shown, victims: As it was read.
+        holders: Holders of the blocks that were asked for since.
+        kin: Who shares with whom, once that was asked for.
+    """
 
     snapshot: Snapshot
     shown: Shown
     victims: tuple[int, ...] | None
+    holders: dict[int, BlockHolders | None]
+    kin: list[tuple[Kin, ...]]
 
 
 class PoolPublisher:
@@ -176,7 +184,7 @@ class PoolPublisher:
         shown = self._showing.show(state, step)
         assert self._map is not None
         self._map.publish(step, shown.arrays, None)
-        self._published = _Published(self._snapshot(state, shown, step, now_s), shown, state.victims)
+        self._published = _Published(self._snapshot(state, shown, step, now_s), shown, state.victims, {}, [])
         cost_s = self._gate.cost_s + time.thread_time() - began_s
         self._due_s = now_s + max(EVERY_S, cost_s / SHARE)
 
@@ -231,15 +239,20 @@ class PoolPublisher:
 
 
 def _observation(published: _Published, focus: Focus) -> Observation:
+    """Return what is asked for; what takes a walk over all tables is made once a reading."""
     tables, victims = published.shown.tables, published.victims
+    if focus.block_id is not None and focus.block_id not in published.holders:
+        published.holders[focus.block_id] = _holders(published.shown, focus.block_id)
+    if focus.lineage and not published.kin:
+        published.kin.append(lineage(tables))
     return Observation(
         snapshot=published.snapshot,
         device=published.shown.arrays,
         host=None,
         focus_table=None if focus.seq_id is None else tables.get(focus.seq_id),
-        focus_block=None if focus.block_id is None else _holders(published.shown, focus.block_id),
+        focus_block=None if focus.block_id is None else published.holders[focus.block_id],
         next_victims=None if victims is None or not focus.num_victims else victims[: focus.num_victims],
-        lineage=lineage(tables) if focus.lineage else None,
+        lineage=published.kin[0] if focus.lineage else None,
     )
 
 
