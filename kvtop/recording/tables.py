@@ -38,10 +38,13 @@ def pack_tables(now: Tables, before: Tables) -> bytes:
     """Return what differs in ``now`` from ``before``."""
     if now is before:
         return _COUNTS.pack(0, 0)
-    old_counts, old_starts = _aligned(now.rows, before)
+    if np.array_equal(now.rows, before.rows):  # as in most steps
+        old_counts, old_starts, gone = before.counts, before.starts, before.rows[:0]
+    else:
+        old_counts, old_starts = _aligned(now.rows, before)
+        gone = before.rows[_aligned(before.rows, now)[0] == 0]
     kept = _leading(now, np.minimum(now.counts, old_counts), old_starts, before)
     changed = np.flatnonzero((kept != now.counts) | (kept != old_counts))
-    gone = before.rows[~np.isin(before.rows, now.rows, assume_unique=True)]
     fresh = now.counts[changed] - kept[changed]
     tails = now.ids[_spread(now.starts[changed] + kept[changed], fresh)]
     nothing = np.zeros(len(gone), np.int64)

@@ -68,6 +68,7 @@ def commands(rng: random.Random) -> Iterator[tuple[int, Command]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("load")
 def test_a_hundred_thousand_steps_are_the_same_again() -> None:
     file = KeptBytes()
