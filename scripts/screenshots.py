@@ -20,6 +20,9 @@ from pathlib import Path
 from allocator.commands import Annotate, Step
 from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine
+from kvtop.learn.catalog import find_lesson
+from kvtop.learn.progress import Played, Progress
+from kvtop.learn.school import School
 from kvtop.pictures.moving import to_moving_svg
 from kvtop.pictures.page import to_page
 from kvtop.pictures.raster import to_gif
@@ -29,6 +32,7 @@ from kvtop.runner import EngineRunner
 from kvtop.sources.in_process import InProcessOperations, InProcessSource
 from kvtop.sources.recorded import RecordedOperations, RecordedSource
 from kvtop.tui.app import KvtopApp
+from kvtop.tui.lesson_app import LessonApp
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACE = ROOT.parent / "shared" / "traces" / "mooncake_conversation.jsonl.gz"
@@ -51,6 +55,24 @@ class Shot:
     keys: tuple[str, ...] = ()
     term: str = "xterm-256color"
     marks: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class LessonShot:
+    """One picture of a lesson, when a learner who answers everything with ``answer`` comes to a step.
+
+    Attributes:
+        lesson: Which; ``None`` is the course.
+        step: The step's id, its task undone.
+        typed: Keys pressed there.
+    """
+
+    name: str
+    lesson: str | None = None
+    step: str = ""
+    answer: str = "1"
+    typed: tuple[str, ...] = ()
+    size: tuple[int, int] = (80, 24)
 
 
 CHAT = EngineOptions()
@@ -184,6 +206,48 @@ async def take(shot: Shot, folder: Path) -> Path:
         engine.close()
 
 
+LESSON_SHOTS = (
+    LessonShot("lessons"),
+    LessonShot("lesson-question-80x24", "contiguous", "guess-starts", typed=("1",)),
+    LessonShot("lesson-explained-80x24", "contiguous", "external"),
+    LessonShot("lesson-task", "sharing", "more", size=(120, 40), typed=("i",)),
+)
+
+
+async def take_lesson(shot: LessonShot, folder: Path) -> Path:
+    """Play a lesson up to a step, draw its picture, and return the SVG's path."""
+    os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
+    with tempfile.TemporaryDirectory() as state:
+        progress = Progress(Path(state) / "lessons.json")
+        for number, name in enumerate(("contiguous", "tables")):
+            progress.add(name, Played(done=True, right=3 - number, predictions=3, furthest=15, steps=15))
+        lesson = None if shot.lesson is None else find_lesson(shot.lesson)
+        app = LessonApp(School(progress=progress, threaded=False), lesson, auto_poll=False)
+        async with app.run_test(size=shot.size) as pilot:
+            await pilot.pause()
+            run = app.play
+            while run is not None:
+                while not run.ready:
+                    await app.poll_once()
+                    await pilot.pause(0.05)
+                if run.step.id == shot.step:
+                    break
+                if run.step.kind == "predict":
+                    app.lesson_key(shot.answer)
+                for line in run.solution():
+                    app.do_line(line)
+                    await pilot.pause(0.3)
+                    await app.poll_once()
+                app.lesson_key("enter")
+                await pilot.pause(0.1)
+            for key in shot.typed:
+                await pilot.press(key)
+            await pilot.pause(0.3)
+            path = folder / f"{shot.name}.svg"
+            path.write_text(offline(app.export_screenshot(title="kvtop learn")), encoding="utf-8")
+            return path
+
+
 def offline(svg: str) -> str:
     """Drop the web fonts that the exporter links to, so that the picture opens the same without a network."""
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
@@ -248,6 +312,11 @@ def main() -> None:
         svg = asyncio.run(take(shot, arguments.folder))
         to_png(svg)
         print(svg)
+    for lesson_shot in LESSON_SHOTS:
+        if not arguments.names or lesson_shot.name in arguments.names:
+            svg = asyncio.run(take_lesson(lesson_shot, arguments.folder))
+            to_png(svg)
+            print(svg)
     if not arguments.names or "run-report" in arguments.names:
         draw_run(arguments.folder)
         print(arguments.folder / "run-report.html")

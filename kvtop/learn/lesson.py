@@ -54,6 +54,7 @@ class EngineSpec:
         requests: What it serves; empty takes the workload of the options, if ``has_workload``.
         has_workload: Whether the file names a workload.
         warm_steps: Steps taken before it is shown.
+        max_steps: Step at which it stands still, so that nobody can run past what is to be seen; ``None`` is no limit.
         shared_prompt: Leading prompt tokens that all requests submitted by hand have in common.
         kind: ``engine``; ``recording``, a run that is recorded first and then shown; or ``server``, one that is seen
             over the network only.
@@ -65,6 +66,7 @@ class EngineSpec:
     requests: tuple[RequestSpec, ...] = ()
     has_workload: bool = False
     warm_steps: int = 0
+    max_steps: int | None = None
     shared_prompt: int = 0
     kind: Literal["engine", "recording", "server"] = "engine"
     record_steps: int = 1000
@@ -108,6 +110,7 @@ class Step:
         tolerance: How far a number may be off.
         unit: What a number counts.
         check: Of a task: when it is done.
+        must_hold: Whether it must still be true when the learner goes on.
         solve: Of a task: lines of the command line that do it.
         about: Of an explanation: the prediction that it judges.
     """
@@ -124,6 +127,7 @@ class Step:
     tolerance: float = 0.0
     unit: str = ""
     check: Expression | None = None
+    must_hold: bool = False
     solve: tuple[str, ...] = ()
     about: str | None = None
 

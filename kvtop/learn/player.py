@@ -14,6 +14,7 @@ from kvtop.learn.experiments import Results
 from kvtop.learn.expression import Expression, UnknownFact, Value, fill_in, write
 from kvtop.learn.facts import LessonFacts
 from kvtop.learn.lesson import EngineSpec, Lesson, Step, StepText
+from kvtop.model.format import UNKNOWN
 from kvtop.model.view import View
 
 #: Digits of an answer.
@@ -87,6 +88,7 @@ class LessonRun:
     _known: dict[str, Value] = field(default_factory=dict)
     _pages: dict[str, _Page] = field(default_factory=dict)
     _ran: set[str] = field(default_factory=set)
+    _kept_ahead: frozenset[str] = frozenset()
     _wound_at: int | None = None
     _facts: LessonFacts = field(default_factory=lambda: LessonFacts(View(source="")))
 
@@ -139,8 +141,10 @@ class LessonRun:
             return
         if not self.ready:
             self._begin()
-        if self.step.check is not None and not self.done:
+        if self.step.check is not None and (not self.done or self.step.must_hold):
             self.done = self._holds()
+            if self.done:
+                self._keep_ahead()
 
     def _awaits_table(self, view: View) -> bool:
         """Whether the step shows a sequence whose block table has not been read yet."""
@@ -162,14 +166,29 @@ class LessonRun:
 
     def _begin(self) -> None:
         step = self.step
-        for name, expression in step.keep.items():
-            with contextlib.suppress(UnknownFact):
-                self._known[name] = expression.value(self._facts)
+        self._keep(step, self._kept_ahead)
+        self._kept_ahead = frozenset()
         if step.about is not None and step.about not in self.verdicts:
             self._judge(self.lesson.step(step.about))
         self.ready = True
         self.done = step.kind in ("text", "see", "explain")
         self._page()
+
+    def _keep(self, step: Step, already: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Work out what a step keeps, as far as it is known; return the names."""
+        kept = set(already)
+        for name, expression in step.keep.items():
+            if name not in already:
+                with contextlib.suppress(UnknownFact):
+                    self._known[name] = expression.value(self._facts)
+                    kept.add(name)
+        return frozenset(kept)
+
+    def _keep_ahead(self) -> None:
+        """Keep what the explanation of a task that is done will tell: the engine may go on before the learner does."""
+        following = self.lesson.steps[self.at + 1] if self.at + 1 < len(self.lesson.steps) else None
+        if following is not None and following.kind == "explain":
+            self._kept_ahead = self._keep(following)
 
     def _holds(self) -> bool:
         assert self.step.check is not None
@@ -183,11 +202,18 @@ class LessonRun:
                 texts.options.get(answer, answer), texts.options.get(right, right), answer == right, right
             )
         else:
-            value = prediction.answer[""].value(self._facts)
-            assert not isinstance(value, str)
-            is_right = bool(answer) and abs(float(answer) - value) <= prediction.tolerance
-            verdict = Verdict(write(int(answer)) if answer else "", write(value), is_right, value)
+            verdict = self._judge_number(prediction, answer)
         self.verdicts[prediction.id] = verdict
+
+    def _judge_number(self, prediction: Step, answer: str) -> Verdict:
+        said = write(int(answer)) if answer else ""
+        try:
+            value = prediction.answer[""].value(self._facts)
+        except UnknownFact:
+            return Verdict(said, UNKNOWN, False, UNKNOWN)
+        assert not isinstance(value, str)
+        is_right = bool(answer) and abs(float(answer) - value) <= prediction.tolerance
+        return Verdict(said, write(value), is_right, value)
 
     def _true(self, expression: Expression) -> bool:
         try:

@@ -70,7 +70,7 @@ _USUAL: Final = {
     "watermark_ratio": 0.0,
 }
 _ENGINE_KEYS: Final = (
-    *("kind", "warm-steps", "shared-prompt", "record-steps", "record-every", "request", "same-requests-as"),
+    *("kind", "warm-steps", "steps", "shared-prompt", "record-steps", "record-every", "request", "same-requests-as"),
     *_OPTIONS,
 )
 _REQUEST_KEYS: Final = (
@@ -80,7 +80,7 @@ _STEP_KEYS: Final = ("id", "kind", "show", "engine", "run", "with", "keep")
 _KIND_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "text": (),
     "predict": ("options", "answer", "tolerance", "unit"),
-    "do": ("check", "solve"),
+    "do": ("check", "hold", "solve"),
     "see": (),
     "explain": ("about",),
 }
@@ -289,6 +289,7 @@ def _engine(table: _Table, before: Mapping[str, EngineSpec]) -> EngineSpec:
         requests=requests,
         has_workload="workload" in table.values,
         warm_steps=table.whole("warm-steps", 0, 1_000_000, 0),
+        max_steps=table.whole("steps", 1, 1_000_000) if "steps" in table.values else None,
         shared_prompt=table.whole("shared-prompt", 0, 65536, 0),
         kind=kind,
         record_steps=table.whole("record-steps", 1, 100_000, 1000),
@@ -389,7 +390,7 @@ def _of_kind(table: _Table, kind: str, before: list[Step], known: set[str]) -> d
             solve = table.texts("solve")
             for line in solve:
                 check_text(line, known, lambda what: table.refuse("solve", f"solve: {what}"))
-            return {"check": table.expression("check", known), "solve": solve}
+            return {"check": table.expression("check", known), "must_hold": table.flag("hold"), "solve": solve}
         case "explain":
             predictions = tuple(step.id for step in before if step.kind == "predict")
             return {"about": table.one_of("about", predictions or ("(no prediction before it)",))}

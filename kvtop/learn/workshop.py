@@ -56,7 +56,7 @@ def open_engine(spec: EngineSpec, *, threaded: bool = True) -> Attachment:
     engine = build(spec)
     go_to(engine, spec.warm_steps)
     speed = spec.options.speed if spec.options.speed is not None else SPEED
-    runner = EngineRunner(engine, speed=speed, paused=True)
+    runner = EngineRunner(engine, speed=speed, paused=True, max_steps=spec.max_steps)
     source = InProcessSource(runner, name="lesson", on_close=engine.close)
     if threaded:
         source.start()

@@ -234,3 +234,44 @@ async def test_the_consoles_own_engine_waits_while_lessons_are_given(tmp_path: P
         assert not app.screen_stack[0].has_class("-lesson")
         assert not running.source.closed
     assert running.source.closed
+
+
+async def test_a_page_that_is_too_long_for_a_small_screen_is_scrolled(tmp_path: Path) -> None:
+    async with lessons(tmp_path, find_lesson("1"), size=(60, 16)) as one:
+        await one.ready()
+        assert one.pane.num_hidden
+        assert "PgDn more" in one.body()
+        assert "can be served at once." not in one.body()
+        await one.press("pagedown")
+        assert "can be served at once." in one.body()
+        assert "PgDn more" not in one.body()
+        await one.press("pageup", "enter")
+        await one.ready()
+        assert "2/15" in one.body()
+
+
+async def test_a_step_that_is_being_prepared_takes_no_answer(tmp_path: Path) -> None:
+    async with lessons(tmp_path, find_lesson("1")) as one:
+        assert one.app.play is not None
+        assert not one.app.play.ready
+        await one.press("3", "enter")
+        assert (one.app.panel, one.app.play.at) == ("map", 0)
+
+
+async def test_who_is_stuck_is_told_how_to_begin_anew(tmp_path: Path) -> None:
+    async with lessons(tmp_path, find_lesson("1")) as one:
+        run = one.app.play
+        assert run is not None
+        while run.step.kind != "predict":
+            await one.ready()
+            await one.press("enter")
+        await one.ready()
+        for _ in range(len(run.text.hints) + 1):
+            await one.press("i")
+        assert "F2, then Enter, begins the lesson anew" in " ".join(one.body().split())
+        await one.press("f2", "enter")
+        assert one.app.play is not run
+        assert one.app.play is not None
+        assert one.app.play.lesson.name == run.lesson.name
+        await one.ready()
+        assert one.app.play.at == 0

@@ -115,7 +115,8 @@ class LessonPane(Pane):
         room = height - 2 - len(status)
         self._top = max(0, min(self._top, len(body) - room))
         shown = body[self._top : self._top + room]
-        return [*rows, *shown, *[line()] * (room - len(shown)), *status, self._foot(step, width)]
+        has_more = len(body) > self._top + room
+        return [*rows, *shown, *[line()] * (room - len(shown)), *status, self._foot(step, width, has_more)]
 
     def _room(self, width: int, height: int) -> int:
         return height - 2 - len(self._status(width))
@@ -174,7 +175,7 @@ class LessonPane(Pane):
             return self._wrap(run.missing, width, "dim")
         return []
 
-    def _foot(self, step: Step, width: int) -> Text:
+    def _foot(self, step: Step, width: int, has_more: bool) -> Text:
         look, run = self.look, self.run
         assert run is not None
         has_hints = bool(run.lesson.texts[step.id].hints) and not run.finished and not self._back
@@ -186,6 +187,8 @@ class LessonPane(Pane):
             keys = [("i", "hint"), ("b", "back"), ("w", "words"), ("Tab", "pane")]
         else:
             keys = [("Enter", "on"), *([("i", "hint")] if has_hints else []), ("b", "back"), ("w", "words")]
+        if has_more:
+            keys.insert(0, ("PgDn", "more"))
         if not self.has_focus:
             keys = [("Tab", "comes back to the lesson")]
         text = line(" ")
