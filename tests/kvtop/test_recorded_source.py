@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from recorded_runs import opened, record
+from recorded_runs import SMALL, KeptBytes, opened, record
 
 from allocator.commands import EvictCached, Pause, Resume, SetSpeed, Step
 from kvtop.attachment import Attachment
+from kvtop.engine_setup import build_engine
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus
+from kvtop.recording.frames import RecordingHeader
 from kvtop.recording.framing import Mark
+from kvtop.recording.writer import RecordedEngine, RecordingWriter
 from kvtop.sources.recorded import RecordedOperations, RecordedSource
 
 
@@ -122,3 +125,30 @@ def test_a_closed_recording_says_so(source: RecordedSource) -> None:
     for ask in (source.pause, source.resume, lambda: source.scrub(1), lambda: source.read(Focus(), 1.0)):
         with pytest.raises(SourceError, match="closed"):
             ask()
+
+
+def test_it_answers_the_focus_as_the_engine_did() -> None:
+    file = KeptBytes()
+    engine, _ = build_engine(SMALL)
+    header = RecordingHeader("test", SMALL, 10, has_victims=True)
+    recorded = RecordedEngine(engine, RecordingWriter(file, header), every=10)
+    recorded.advance(200)
+    seen = engine.snapshot(phase="", speed=None, steps_per_s=None)
+    tables = {row.seq_id: engine.table(row.seq_id) for row in seen.sequences}
+    holders = [engine.holders(block) for block in range(96)]
+    victims = engine.next_victims(64)
+    recorded.close()
+    source = RecordedSource(opened(file.content), paused=True)
+    source.go_to(200)
+    for seq_id, table in tables.items():
+        told = source.read(Focus(seq_id=seq_id), 1.0).focus_table
+        assert (table is None) == (told is None)
+        assert table is None or (told is not None and told.tolist() == table.tolist())
+    for block, (pairs, total) in enumerate(holders):
+        found = source.read(Focus(block_id=block), 1.0).focus_block
+        assert found is not None
+        assert (sorted(found.holders), found.total) == (sorted(pairs), total)
+    assert source.read(Focus(num_victims=64), 1.0).next_victims == victims
+    assert source.read(Focus(num_victims=3), 1.0).next_victims == victims[:3]
+    assert source.read(Focus(), 1.0).next_victims is None
+    assert source.read(Focus(seq_id=10**6, block_id=10**6), 1.0).focus_table is None
