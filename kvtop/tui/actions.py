@@ -101,7 +101,7 @@ ACTIONS: Final = (
         rank=11,
     ),
     Action("command_line", ("colon",), ":", "command", "type any action or command; Tab completes", "look", rank=9),
-    Action("sort", ("s",), "s", "sort", "sort the sequences by the next column, or click its name", "look"),
+    Action("sort", ("s",), "s", "sort", "sort the sequences or the servers by the next column", "look"),
     Action("invert", ("o",), "o", "", "sort them the other way round", "look"),
     Action("tree", ("backslash",), "\\", "", "sequences as a tree: below those with which they share blocks", "look"),
     Action("hold", ("p",), "p", "hold", "hold the screen still while the engine goes on, or go on", "look", rank=18),
@@ -109,7 +109,7 @@ ACTIONS: Final = (
     Action("history('forward')", ("right_curly_bracket",), "}", "", "", "look"),
     Action("history('live')", ("0",), "0", "", "", "look"),
     Action("expand", ("e",), "e", "", "give the focused pane the whole screen, or take it back", "look"),
-    Action("show('map')", ("1",), "1", "map", "the map, with everything around it", "panel"),
+    Action("show('map')", ("1",), "1", "map", "the map; of an attached engine, its numbers or its mirror", "panel"),
     Action("show('sequences')", ("2",), "2", "seqs", "the sequences", "panel"),
     Action("show('events')", ("3",), "3", "events", "the events", "panel"),
     Action(
