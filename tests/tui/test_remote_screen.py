@@ -151,7 +151,7 @@ async def test_a_fleet_is_a_table_that_is_sorted_and_opened(size: tuple[int, int
 async def test_a_fleet_is_filtered_and_turned_round() -> None:
     rows = (
         EngineRow("llama", target="a:1", kind="vLLM", usage_ratio=0.2, running=2),
-        EngineRow("qwen", target="b:1", kind="SGLang", usage_ratio=0.9, age_s=70.0),
+        EngineRow("qwen", target="b:1", kind="SGLang", usage_ratio=0.9, age_s=170.0),
         EngineRow(target="c:1", trouble="cannot be scraped", is_up=False),
     )
     table = RemoteFacts(FLEET, None, "http://p:9090", rows, notes=("some stores did not answer",))
@@ -164,6 +164,8 @@ async def test_a_fleet_is_filtered_and_turned_round() -> None:
         assert "55.0%   over 2 engines" in header
         assert "fullest b:1 90.0%" in header
         assert "run 2 of 1" in header
+        assert "1 lost" in header
+        assert "1 stale" in header
         assert "some stores did not answer" in c.text_of("#remote")
         assert names() == ["a:1", "b:1", "c:1"]
         await c.press("o")

@@ -40,6 +40,8 @@ _WIDE: Final = 104
 _WIDE_SERVER: Final = 36
 _KIND: Final = 13
 _NOTES: Final = 3
+#: Seconds after which a server's numbers are old: by then it has been scraped several times, or would have been.
+STALE_S: Final = 90.0
 #: Seconds later than at best from which events are told to be behind.
 _BEHIND_S: Final = 2.0
 #: The action that turns the mirror.
@@ -175,7 +177,7 @@ class RemotePane(Pane):
             if kind:
                 text += fit(row.kind, kind - 1) + " "
             text += row.trouble if row.trouble is not None else _fleet_numbers(row, fmt.UNKNOWN if kind else row.kind)
-            lines.append(self._cut(text, width, "value" if is_here and row.is_up else "text" if row.is_up else "bad"))
+            lines.append(self._cut(text, width, _fleet_style(row, is_here)))
         return lines + [line()] * (height - len(lines))
 
     def _page(self, facts: RemoteFacts, width: int) -> list[Text]:
@@ -292,6 +294,16 @@ class RemotePane(Pane):
         return line((fit(text, width).rstrip(), self.look.style(style)))
 
 
+def _is_stale(row: EngineRow) -> bool:
+    return row.age_s is not None and row.age_s > STALE_S
+
+
+def _fleet_style(row: EngineRow, is_here: bool) -> str:
+    if not row.is_up:
+        return "bad"
+    return "warn" if _is_stale(row) else "value" if is_here else "text"
+
+
 def _fleet_numbers(row: EngineRow, nameless: str) -> str:
     values = (
         fmt.percent(row.usage_ratio),
@@ -330,6 +342,8 @@ def remote_header(look: Look, view: View, facts: RemoteFacts, first: Text, width
         if not all(row.is_up for row in rows):
             lost = len({row.target for row in rows if not row.is_up})
             first.append(f" {lost} lost " if facts.kind == FLEET else " its engine is lost ", look.style("badge-bad"))
+        if facts.kind == FLEET and (stale := sum(_is_stale(row) for row in rows)):
+            first.append(f" {fmt.count(stale)} stale ", look.style("badge-warn"))
         _field(look, first, "engines", fmt.count(len(rows)))
         models = sorted({row.model for row in rows if row.model})
         room = width - first.cell_len - 9
