@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -32,8 +33,16 @@ class BrowserDriver(WebDriver):
             return os.write(self.fileno, data)
         return len(data)
 
+    def start_application_mode(self) -> None:
+        """Begin to draw and to take input."""
+        self._loop = asyncio.get_running_loop()
+        super().start_application_mode()
+
     def run_input_thread(self) -> None:
         """Take what the browser sends until there is no more, and end the console then."""
+        # The library announces the first size by a task; a window that changes its size meanwhile must come after it.
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(_END_S)
         super().run_input_thread()
         if self.exit_event.is_set():
             return

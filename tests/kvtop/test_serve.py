@@ -260,7 +260,7 @@ async def test_an_engine_that_was_killed_is_started_anew_for_the_next_page(serve
 
 async def test_what_is_no_message_is_ignored_and_sizes_have_bounds(served):
     tab = await _Tab.open(served.url, "?width=999999999999&height=-3")
-    await tab.until(b"kvtop needs")
+    await tab.until(b"\x1b[?1049h")  # so early that the console is not laid out yet
     bad = ["no json", "[]", "{}", '["stdin"]', '["stdin", 3]', '["stdin", "\\ud800"]', '["resize", {}]', '["quit"]']
     for text in (*bad, '["resize", {"width": "9", "height": 2}]', '["resize", {"width": 1e9, "height": true}]'):
         await tab.socket.send_str(text)
