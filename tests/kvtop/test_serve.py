@@ -166,34 +166,41 @@ async def _nothing_left_open() -> AsyncIterator[None]:
 
 
 class _Tab:
-    """The socket of a page, without the page."""
+    """The socket of a page, without the page; it is read all the time, as a browser's is."""
 
-    def __init__(self, session: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._session, self.socket = session, socket
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
         self.drawn = b""
+        self.texts: list[str] = []
+        self.reading = asyncio.create_task(self._read())
 
     @classmethod
     async def open(cls, url: str, size: str = "?width=120&height=40") -> _Tab:
         session = aiohttp.ClientSession()
         _OPENED.append(session)
-        return cls(session, await session.ws_connect(f"{url}/ws{size}", headers={"Origin": url}))
+        return cls(await session.ws_connect(f"{url}/ws{size}", headers={"Origin": url}))
+
+    async def _read(self) -> None:
+        async for message in self.socket:
+            if message.type == aiohttp.WSMsgType.BINARY:
+                self.drawn += message.data
+            else:
+                self.texts.append(message.data)
 
     async def until(self, wanted: bytes, timeout_s: float = 60.0) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while wanted not in self.drawn:
-            assert asyncio.get_running_loop().time() < deadline, (
-                f"waited in vain for {wanted!r}: {self.drawn[-3000:]!r}"
-            )
-            message = await self.socket.receive(timeout_s)
-            assert message.type == aiohttp.WSMsgType.BINARY, (message, self.drawn[-500:])
-            self.drawn += message.data
+            left = deadline - asyncio.get_running_loop().time()
+            assert left > 0, f"waited in vain for {wanted!r}: {self.drawn[-3000:]!r}"
+            assert not self.reading.done(), f"closed before {wanted!r}: {self.drawn[-3000:]!r}"
+            await asyncio.sleep(0.02)
 
     async def send(self, *what: object) -> None:
         await self.socket.send_str(json.dumps(what))
 
     async def close(self) -> None:
         await self.socket.close()
-        await self._session.close()
+        await asyncio.wait_for(self.reading, 20)
 
 
 async def test_tabs_show_one_engine_and_end_alone(served):
@@ -210,10 +217,7 @@ async def test_tabs_show_one_engine_and_end_alone(served):
     await second.send("stdin", "8")
     await second.until(b"main numbers")
     await second.send("stdin", "q")
-    async with asyncio.timeout(20):
-        while (await second.socket.receive()).type == aiohttp.WSMsgType.BINARY:
-            pass
-    await second.close()
+    await asyncio.wait_for(second.reading, 20)
     await asyncio.to_thread(wait_gone, processes)
     assert await asyncio.to_thread(served.end) == 0
 
@@ -271,10 +275,10 @@ async def test_what_is_no_message_is_ignored_and_sizes_have_bounds(served):
     await tab.send("stdin", "?")
     await tab.until(b"Esc closes")
     await tab.send("ping", "7")
-    message = await tab.socket.receive()
-    while message.type == aiohttp.WSMsgType.BINARY:
-        message = await tab.socket.receive()
-    assert json.loads(message.data) == ["pong", "7"]
+    async with asyncio.timeout(20):
+        while not tab.texts:
+            await asyncio.sleep(0.02)
+    assert json.loads(tab.texts[0]) == ["pong", "7"]
     await tab.close()
     assert served.end() == 0
     assert "Traceback" not in served.said
