@@ -39,29 +39,7 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
     counters = snapshot.counters
     history = view.history
     if _is_due(view.history, now_s):
-        numbers = device.numbers if device else None
-        history = history.append(
-            {
-                "at_s": now_s,
-                "usage": numbers.usage_ratio if numbers else None,
-                "cached": ratio(numbers.cached, numbers.total) if numbers else None,
-                "external": numbers.external_ratio if numbers else None,
-                "internal": numbers.internal_ratio if numbers else None,
-                "host_usage": host.numbers.usage_ratio if host else None,
-                "running": snapshot.num_running,
-                "waiting": snapshot.num_waiting,
-                "swapped": snapshot.num_swapped,
-                "hit_blocks": counters.hit_blocks,
-                "query_blocks": counters.query_blocks,
-                "evictions": counters.evictions,
-                "preemptions": plus(counters.preemptions_swap, counters.preemptions_recompute),
-                "generated_tokens": counters.generated_tokens,
-                "swap_out_bytes": counters.swap_out_bytes,
-                "swap_in_bytes": counters.swap_in_bytes,
-                "moved_bytes": counters.compaction_moved_bytes,
-                "copy_busy_s": snapshot.copies.busy_s if snapshot.copies else None,
-            }
-        )
+        history = history.append(_point(snapshot, device, host, now_s))
     return replace(
         view,
         generation=view.generation + 1,
@@ -81,6 +59,51 @@ def reduce(view: View, observation: Observation | RemoteObservation, now_s: floa
         remote=None,
         mirror=None,
     )
+
+
+def _point(snapshot: Snapshot, device: TierView | None, host: TierView | None, at_s: float) -> dict[str, float | None]:
+    """Return one point of the history: what there is now, and totals, from which rates are made."""
+    numbers, counters, copies = device.numbers if device else None, snapshot.counters, snapshot.copies
+    pool: dict[str, float | None] = {}
+    if numbers is not None:
+        pool = {
+            "usage": numbers.usage_ratio,
+            "cached": ratio(numbers.cached, numbers.total),
+            "external": numbers.external_ratio,
+            "internal": numbers.internal_ratio,
+            "shared": numbers.shared,
+            "pinned": numbers.pinned,
+            "copying": numbers.fenced,
+            "allocatable": numbers.allocatable,
+            "longest_run": numbers.largest_free_run,
+        }
+    return {
+        "at_s": at_s,
+        **pool,
+        "host_usage": host.numbers.usage_ratio if host else None,
+        "running": snapshot.num_running,
+        "waiting": snapshot.num_waiting,
+        "swapped": snapshot.num_swapped,
+        "steps_per_s": snapshot.steps_per_s,
+        "hit_blocks": counters.hit_blocks,
+        "query_blocks": counters.query_blocks,
+        "evictions": counters.evictions,
+        "preemptions": plus(counters.preemptions_swap, counters.preemptions_recompute),
+        "submitted": counters.submitted,
+        "finished": counters.finished,
+        "prompt_tokens": counters.prompt_tokens,
+        "generated_tokens": counters.generated_tokens,
+        "allocated_blocks": counters.allocated_blocks,
+        "copy_on_write_blocks": counters.copy_on_write_blocks,
+        "failures_capacity": counters.failures_capacity,
+        "failures_contiguous": counters.failures_contiguous,
+        "swap_out_bytes": counters.swap_out_bytes,
+        "swap_in_bytes": counters.swap_in_bytes,
+        "moved_bytes": counters.compaction_moved_bytes,
+        "copies_in_flight": copies.in_flight if copies else None,
+        "copy_busy_s": copies.busy_s if copies else None,
+        "lock_waits": sum(lock.contended for lock in snapshot.locks) if snapshot.locks is not None else None,
+    }
 
 
 def _reduce_remote(view: View, facts: RemoteFacts, now_s: float) -> View:

@@ -105,7 +105,7 @@ def history(view: View, asked: Asked) -> tuple[Section, ...]:
     half = -(-len(entries) // 2)
     return (
         Section(f"One point a second, {words}", entries[:half]),
-        Section("", entries[half:]),
+        Section("Kept for an hour", entries[half:]),
     )
 
 
@@ -115,7 +115,10 @@ def numbers(past: History) -> list[tuple[str, str, tuple[float | None, ...]]]:
     hits = ("hit ratio", "ratio", (None, *hit_ratios(past)))
     counts = [(label, "count", past.get(name)) for label, name in _COUNTS]
     per_s = [(label, "rate", tuple(rates(past, name))) for label, name in _RATES]
-    return [*plain, hits, *counts, *per_s]
+    every = [*plain, hits, *counts, *per_s]
+    # What this engine never tells would be a line of nothing each.
+    told = [entry for entry in every if any(value is not None for value in entry[2])]
+    return told if len(past.get("at_s")) > 1 else every
 
 
 _RATIOS = (
@@ -125,14 +128,33 @@ _RATIOS = (
     ("internal fragmentation", "internal"),
     ("host used", "host_usage"),
 )
-_COUNTS = (("running", "running"), ("waiting", "waiting"), ("swapped out", "swapped"))
+_COUNTS = (
+    ("running", "running"),
+    ("waiting", "waiting"),
+    ("swapped out", "swapped"),
+    ("shared blocks", "shared"),
+    ("pinned blocks", "pinned"),
+    ("blocks being copied", "copying"),
+    ("allocatable blocks", "allocatable"),
+    ("longest run", "longest_run"),
+    ("copies in flight", "copies_in_flight"),
+    ("steps a second", "steps_per_s"),
+)
 _RATES = (
+    ("requests come", "submitted"),
+    ("requests finished", "finished"),
+    ("prompt tokens", "prompt_tokens"),
     ("tokens", "generated_tokens"),
+    ("blocks given out", "allocated_blocks"),
+    ("copied on write", "copy_on_write_blocks"),
+    ("failed for want of room", "failures_capacity"),
+    ("failed for want of a run", "failures_contiguous"),
     ("evictions", "evictions"),
     ("preemptions", "preemptions"),
     ("bytes swapped out", "swap_out_bytes"),
     ("bytes swapped in", "swap_in_bytes"),
     ("bytes moved within", "moved_bytes"),
+    ("waits for locks", "lock_waits"),
 )
 
 

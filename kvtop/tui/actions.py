@@ -118,7 +118,7 @@ ACTIONS: Final = (
     Action("show('fragmentation')", ("5",), "5", "frag", "fragmentation: runs, and what still fits", "panel"),
     Action("show('tiers')", ("6",), "6", "tiers", "both tiers, and the copies", "panel"),
     Action("show('locks')", ("7",), "7", "locks", "locks and threads", "panel"),
-    Action("show('history')", ("8",), "8", "time", "the main numbers over time", "panel"),
+    Action("show('history')", ("8",), "8", "time", "every number over time, back to an hour ago", "panel"),
     Action("show('audit')", ("9",), "9", "audit", "audit log: who asked for what, the plan and the outcome", "panel"),
     Action("show('details')", ("d",), "d", "details", "the selected sequence and its block table", "panel"),
     Action(

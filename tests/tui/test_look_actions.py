@@ -21,6 +21,7 @@ from allocator.commands import Compact, Pause, Pin, Resize, SetSpeed, Step
 from allocator.ids import BlockState
 from allocator.snapshot import CompactionRecord, CopyNumbers, LockNumbers
 from kvtop.errors import UserError
+from kvtop.model.observation import Focus
 from kvtop.panels.catalog import CONTENTS
 from kvtop.tui.actions import ACTIONS
 from kvtop.tui.arrangement import PANELS
@@ -125,6 +126,18 @@ async def test_action_show_history():
         text = await _open(c, "8")
         for words in ("used", "hit ratio", "evictions", "up to now"):
             assert words in text, words
+        await c.poll(after_s=1.0)
+        await c.poll(after_s=1.0)
+        text = c.text_of("#stage")
+        assert "blocks given out" in text
+        assert "steps a second" in text
+        seen = _source().read(Focus(), 1.0)
+        silent = replace(seen, snapshot=msgspec.structs.replace(seen.snapshot, copies=None, locks=None), host=None)
+    async with console(source=FocusedSource([silent])) as c:
+        await c.poll(after_s=1.0)
+        text = await _open(c, "8")
+        for words in ("waits for locks", "copies in flight"):
+            assert words not in text, "what an engine never tells is left out"
 
 
 async def test_action_show_details():
