@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import sys
 import termios
@@ -12,11 +13,15 @@ import threading
 from types import FrameType
 from typing import Any, Final
 
+from rich.console import RenderableType
+
 from kvtop.errors import EXIT_INTERRUPTED
 from kvtop.tui.watching import Watching
 
 #: How long after a signal a terminal that takes no output may hold up the end.
 _STALLED_S: Final = 5.0
+#: Between looks at whether the console was left, while the terminal is watched. [s]
+_LOOK_S: Final = 1.0
 
 
 class Leaving(Watching):
@@ -26,6 +31,7 @@ class Leaving(Watching):
         super().__init__(*args, **options)
         self._left = threading.Event()
         self._old_handlers: dict[signal.Signals, Any] = {}
+        self._terminal: int | None = None
 
     def _listen_to_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -40,6 +46,25 @@ class Leaving(Watching):
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._old_handlers[number] = signal.signal(number, leave)
+        if not self.is_headless and sys.__stdin__ is not None and sys.__stdin__.isatty():
+            self._terminal = sys.__stdin__.fileno()
+            threading.Thread(target=self._watch_terminal, args=(loop,), name="kvtop-terminal", daemon=True).start()
+
+    def _watch_terminal(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Leave when the terminal is gone. Only those whose controlling terminal it is get a signal then."""
+        while not self._left.is_set():
+            if self._hung_up(_LOOK_S):
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self.action_interrupt)
+                self._leave_at_last()
+                return
+
+    def _hung_up(self, wait_s: float) -> bool:
+        """Return whether the terminal is gone, or goes in ``wait_s``."""
+        watch = select.poll()
+        if self._terminal is not None:
+            watch.register(self._terminal, 0)  # nothing is asked for: a hang-up is always told
+        return bool(watch.poll(wait_s * 1000))
 
     def _leave_at_last(self) -> None:
         """End the process if the screen cannot be left, because its terminal takes no more output."""
@@ -57,6 +82,13 @@ class Leaving(Watching):
             return super().run(**options)
         finally:
             self._left.set()
+
+    def panic(self, *renderables: RenderableType) -> None:
+        """End with a fault shown; that a terminal which is gone cannot be read is none."""
+        if self._hung_up(0):
+            self.action_interrupt()
+        else:
+            super().panic(*renderables)
 
     async def action_quit(self) -> None:
         self.exit()

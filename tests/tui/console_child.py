@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -46,5 +47,6 @@ def _connect() -> Attachment:
 
 app = _App(_connect, refresh_hz=50 if _Source.mode == "flood" else 10)
 app.run()
-print("torch loaded:", "torch" in sys.modules)
+with contextlib.suppress(OSError):  # the terminal may be gone
+    print("torch loaded:", "torch" in sys.modules, flush=True)
 sys.exit(app.return_code)

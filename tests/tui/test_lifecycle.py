@@ -208,12 +208,18 @@ class _Terminal:
             self.output += os.read(self.master, 65536)
         return self.process.returncode
 
+    def hang_up(self) -> None:
+        """Take the terminal away. Nobody gets a signal, for it controls no session."""
+        for end in (self.master, self.slave):
+            os.close(end)
+        self.master = self.slave = -1
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(10)
-        os.close(self.master)
-        os.close(self.slave)
+        if self.master >= 0:
+            self.hang_up()
 
 
 @pytest.fixture
@@ -287,6 +293,13 @@ def test_ctrl_z_without_a_shell_to_go_back_to_changes_nothing(terminal):
     terminal.read_until(b"no shell to go back to")
     terminal.type(b"q")
     assert terminal.wait(5.0) == 0
+
+
+@pytest.mark.parametrize("terminal", ["run"], indirect=True)
+def test_a_console_whose_terminal_vanishes_ends(terminal):
+    terminal.read_until(b"RUNNING")
+    terminal.hang_up()
+    assert terminal.process.wait(30) == 130
 
 
 @pytest.mark.parametrize("terminal", ["fault", "screen-fault"], indirect=True)
