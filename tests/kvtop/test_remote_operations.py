@@ -107,6 +107,7 @@ def lines(audit: Path) -> list[dict[str, object]]:
         ("vLLM", "0.14.0", PauseGeneration("wait"), "/pause?wait_for_inflight_requests=true&clear_cache=false", None),
         ("vLLM", "0.15.0", PauseGeneration("abort"), "/pause?wait_for_inflight_requests=false&clear_cache=false", None),
         ("vLLM", "0.16.0", PauseGeneration("wait"), "/pause?mode=wait&clear_cache=false", None),
+        ("vLLM", "0.16.0", PauseGeneration("keep"), "/pause?mode=keep", None),
         ("vLLM", "0.33.0", PauseGeneration(), "/pause?mode=keep", None),
         ("vLLM", "0.33.0", ContinueGeneration(), "/resume", None),
         ("SGLang", "0.5.23", ResetPrefixCache(), "/flush_cache", None),
@@ -484,6 +485,15 @@ def test_an_outcome_is_what_was_seen(server: ScriptedHttp, audit: Path, name: st
     assert (line["engine"], line["error"]) == ("h:1", None)
     assert line["outcome"]["message"] == message  # type: ignore[index]
     assert line["plan"] is not None
+
+
+@pytest.mark.parametrize("reading", [facts("SGLang"), facts("llama.cpp", slots=slots(7))], ids=["SGLang", "llama.cpp"])
+def test_what_nothing_shows_is_not_waited_for(server: ScriptedHttp, audit: Path, reading: RemoteFacts) -> None:
+    command = PauseGeneration() if reading.kind == "SGLang" else SaveSlot(0, "a")
+    server.answers["/pause_generation"] = server.answers["/slots/0?action=save"] = answer("{}")
+    looking = Looking(server.url, reading, reading, reading)
+    assert door(looking, audit).apply(command).ok
+    assert len(looking.readings) == 3
 
 
 def test_long_words_of_a_server_are_cut(server: ScriptedHttp, audit: Path) -> None:

@@ -135,12 +135,21 @@ async def test_read_only_nothing_opens() -> None:
         assert c.operations.planned == []
 
 
+async def test_the_door_is_shut_whatever_the_table_says() -> None:
+    async with console(source=source(facts(), may_operate=False)) as c:
+        await c.press("E")
+        assert f"refused: {READ_ONLY}" in c.note()
+        assert c.operations.planned == []
+
+
 async def test_the_header_says_what_the_engine_says_of_itself() -> None:
     async with console(source=source(facts(states=(("sleeping", False), ("paused", True))))) as c:
         assert " PAUSED " in c.text_of("Header")
         assert "SLEEPING" not in c.text_of("Header")
         assert "READ ONLY" not in c.text_of("Header")
         assert "Z sleep" in c.text_of("Footer")
+        assert "E evict" in c.text_of("Footer")
+        assert "compact" not in c.text_of("Footer")
     async with console() as c:  # an engine of ours
         assert "Z sleep" not in c.text_of("Footer")
         await c.press("Z")

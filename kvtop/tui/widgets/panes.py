@@ -15,6 +15,7 @@ from kvtop.model import format as fmt
 from kvtop.model.history import History, hit_ratios
 from kvtop.model.remote import usage_of
 from kvtop.model.view import View
+from kvtop.operations import NOT_OFFERED
 from kvtop.tui.actions import Action
 from kvtop.tui.look import Look
 from kvtop.tui.widgets.lines import Lines, Pane, bar, fit, line, rule, spark
@@ -209,10 +210,7 @@ class Footer(Lines):
         room = width - 1
         kept = []
         self._places = []
-        hidden = ("wind", "serve")
-        here = [
-            a for a in self.look.table.actions if a.rank and a.shown and not (a.group in hidden and self._refusal(a))
-        ]
+        here = [a for a in self.look.table.actions if a.rank and a.shown and self._is_here(a)]
         for action in sorted(here, key=lambda a: a.rank):
             room -= cell_len(action.shown) + len(action.label) + 3
             if room < -2:
@@ -222,6 +220,11 @@ class Footer(Lines):
             self._key(text, action)
         text.rstrip()
         return [text]
+
+    def _is_here(self, action: Action) -> bool:
+        """Return whether an action means anything on this kind of engine, be it on offer or not."""
+        refusal = self._refusal(action)
+        return refusal is None or (refusal != NOT_OFFERED and action.group not in ("wind", "serve"))
 
     def _key(self, text: Text, action: Action) -> None:
         grey = self._refusal(action) is not None
