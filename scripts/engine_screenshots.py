@@ -3,7 +3,7 @@
     KVTOP_ENGINES=/where/they/are python scripts/engine_screenshots.py
 
 A vLLM and an SGLang server with their plugins, under load with shared beginnings, and consoles attached to each: by the
-plugin's block map, by metrics alone, and by cache events. Servers run in real time: two pictures are never the same.
+plugin's block map, and by metrics with cache events. Servers run in real time: two pictures are never the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ SHOTS = (
     Shot("engine-vllm-80x24", "local:vllm", size=(80, 24)),
     Shot("engine-vllm-selected", "local:vllm", keys=("2", "down", "down", "enter")),
     Shot("engine-vllm-prefix", "local:vllm", keys=("4",)),
-    Shot("engine-vllm-metrics", "vllm"),
     Shot("engine-vllm-events", "vllm", with_events=True),
     Shot("engine-sglang", "local:sglang"),
 )

@@ -67,12 +67,12 @@ def bench_server(folder: Path, rounds: int) -> None:
         report("server", "requests/s", in_turns(measures, rounds))
 
 
-def requests_a_second(complete: Callable[[list[int], int], object], number: int = 48) -> float:
+def requests_a_second(complete: Callable[[list[int], int], object], number: int = 24) -> float:
     """Have requests with shared beginnings computed, eight at a time."""
     prompts = [[3 + (i % 4)] * 96 + [10 + i] * 33 for i in range(number)]
     with ThreadPoolExecutor(8) as pool:
         began_s = time.perf_counter()
-        list(pool.map(lambda prompt: complete(prompt, 48), prompts))
+        list(pool.map(lambda prompt: complete(prompt, 16), prompts))
         return number / (time.perf_counter() - began_s)
 
 

@@ -13,7 +13,7 @@ from vllm_scheduler import Driver
 
 from kvtop.plugins import vllm as plugin
 
-STEPS = 500
+STEPS = 1000
 
 
 def steps_a_second(driver: Driver) -> float:

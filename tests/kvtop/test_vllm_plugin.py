@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -160,6 +161,40 @@ def test_a_request_is_told_with_its_table_and_its_last_blocks_fill(
     assert holders.holders == ((first.seq_id, 0), (second.seq_id, 0))
     assert read(attachment, block_id=64).focus_block is None
     assert read(attachment, seq_id=99).focus_table is None
+
+
+class Hybrid(BaseScheduler):
+    """Layers in two groups: full attention in blocks of 16 tokens, a sliding window in blocks of 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window: dict[str, list[object]] = {}
+        coordinator = self.kv_cache_manager.coordinator
+        coordinator.single_type_managers += (SimpleNamespace(req_to_blocks=self.window),)
+        spec = SimpleNamespace(block_size=32, page_size_bytes=4096)
+        self.kv_cache_config.kv_cache_groups.append(SimpleNamespace(kv_cache_spec=spec, layer_names=["c"]))
+
+
+def test_groups_of_layers_share_the_pool(make: Make, attach: Callable[..., Attachment]) -> None:
+    with imported("0.32.0"):
+        sys.modules[MODULE].Scheduler = Hybrid  # type: ignore[attr-defined]
+        plugin.register()
+        scheduler = Hybrid()
+    request_of(scheduler, "one", list(range(72)), max_tokens=100)
+    scheduler.step()
+    pool = scheduler.kv_cache_manager.block_pool
+    # Of 72 tokens the window's first block is out of sight, the second is full, the third has eight.
+    scheduler.window["one"] = [pool.null_block, *pool.get_new_blocks(2)]
+    seen = read(attach(), seq_id=1)
+    assert seen.device is not None
+    assert (seen.snapshot.block_size, seen.snapshot.block_bytes) == (32, 4096)
+    assert any("2 groups" in note for note in seen.snapshot.notes)
+    assert seen.focus_table is not None
+    assert seen.focus_table.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert seen.device.fill[1:8].tolist() == [32, 32, 32, 32, 16, 32, 8]
+    assert set(seen.device.owner[1:8].tolist()) == {seen.snapshot.sequences[0].row}
+    assert seen.device.owner[0] == NO_ROW
+    scheduler.shutdown()
 
 
 @pytest.mark.usefixtures("at_every_reading")

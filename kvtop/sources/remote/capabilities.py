@@ -41,7 +41,7 @@ _OPERATIONS: Final[Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
     ),
     "kvcached": (("change the memory limit", ("set-memory-limit",)),),
 }
-_PLUGIN: Final = "needs the plugin: kvtop installed beside {} and KVTOP_PUBLISH=1; then kvtop attach local there"
+_PLUGIN: Final = "needs the plugin: kvtop beside {}, KVTOP_PUBLISH=1, kvtop attach local"
 #: Panel → the numbers of which any one makes it available.
 _PANELS: Final = (
     ("use of the cache", ("usage_ratio", "used_tokens")),
