@@ -195,7 +195,7 @@ class Showing:
         for request in state.requests:
             number, row, first_step = known[request.request_id]
             table = request.table()
-            held = table[~np.isin(table, state.reserved)] if len(state.reserved) else table
+            held = table[arrays.state[table] != BlockState.RESERVED]
             if len(held):
                 tables[number] = held
             arrays.owner[held[arrays.owner[held] == NO_ROW]] = row

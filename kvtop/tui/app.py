@@ -176,9 +176,8 @@ class KvtopApp(Learning):
 
     def _show_header(self) -> None:
         again = None if self._restart is None else self._again
-        self._base.query_one(Header).show(
-            self._shown, self.clock(), again, self._held is not None, self._beside.num_firing
-        )
+        for header in self._base.query(Header):  # none at the end, which takes the panes one by one
+            header.show(self._shown, self.clock(), again, self._held is not None, self._beside.num_firing)
 
     def _show_panes(self) -> None:
         view, base = self._shown, self._base

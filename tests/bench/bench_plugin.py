@@ -7,8 +7,9 @@ rounds' ratios to the round without the plugin.
 
 pool    steps of vLLM's own scheduler a second, without a model, in one process: bare, with the plugin and nobody
         looking, and with an observer in another process that asks ten times a second. Counted in processor time of the
-        engine's process, all its threads included, so that a busy machine does not tell in it. A real step is longer by
-        the model's time, so that the plugin's share of it is smaller than here.
+        engine's process, all its threads included, which is also the clock of the observer and of the plugin's bounds:
+        so a busy machine does not tell in it. A real step is longer by the model's time, so that the plugin's share of
+        it is smaller than here.
 server  requests a second of two real servers, one with the plugin and one without, of which one works at a time:
         with the plugin and nobody looking, and with a console attached.
 """
@@ -76,9 +77,9 @@ def requests_a_second(complete: Callable[[list[int], int], object], number: int 
         return number / (time.perf_counter() - began_s)
 
 
-def observed(measure: Callable[[], float], name: str = "bench") -> float:
-    """Measure while another process looks."""
-    child = [sys.executable, str(Path(__file__).with_name("plugin_observer_child.py")), name]
+def observed(measure: Callable[[], float], *clock: str, name: str = "bench") -> float:
+    """Measure while another process looks; ``clock`` may be ``cpu``."""
+    child = [sys.executable, str(Path(__file__).with_name("plugin_observer_child.py")), name, *clock]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     with subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as observer:
         assert observer.stdin is not None

