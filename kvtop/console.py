@@ -178,8 +178,12 @@ def run_plain(
     publish: str | None,
     every_s: float,
     once: bool,
+    panels: Sequence[str] = (),
 ) -> int:
     """Print the embedded engine's view as lines of text, every ``every_s`` or once, and return the exit code.
+
+    Args:
+        panels: Panels to print instead of the overview; the other arguments are those of the console.
 
     Raises:
         KvtopError: An option is wrong, or the engine could not be started.
@@ -189,7 +193,7 @@ def run_plain(
 
     session = Session(options, max_steps=max_steps, in_process=in_process, publish=publish)
     try:
-        return print_views(session.connect(), every_s=every_s, once=once)
+        return print_views(session.connect(), every_s=every_s, once=once, panels=panels)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     finally:

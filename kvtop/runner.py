@@ -357,7 +357,7 @@ class EngineRunner:
     def _answer_directly(self, request: _Request) -> None:
         with self._engine_lock:
             self._begin(request)
-            while self._work is not None:
+            while self._work is not None and (self._work[0] is request or request in self._deferred):
                 self._go_on()
             while self._stepping is not None and self._stepping[0] is request:
                 self._take_due_steps()

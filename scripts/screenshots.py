@@ -14,10 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from allocator.commands import Annotate, Step
+from allocator import work
+from allocator.commands import Annotate, Command, Compact, Step
 from kvtop.attachment import Attachment
 from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.learn.catalog import find_lesson
@@ -55,6 +58,10 @@ class Shot:
     keys: tuple[str, ...] = ()
     term: str = "xterm-256color"
     marks: tuple[tuple[int, str], ...] = ()
+    #: Seconds of the clock between two readings.
+    every_s: float = 1.0
+    #: A command that is in progress when the picture is taken.
+    under_way: Command | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,13 @@ SHOTS = (
     Shot("block-history", EngineOptions(num_blocks=512, seed=3), 3000, keys=("semicolon",)),
     Shot("arrange", TIGHT, 4000, keys=("f4", "down", "down", "down")),
     Shot("arranged", TIGHT, 4000, keys=("f4", *["down"] * 3, "u", "down", "b", "s", *["plus"] * 7, "escape")),
+    Shot("panel-alerts", TIGHT, 4000, keys=("exclamation_mark",), every_s=15.0),
+    Shot("panel-alerts-80x24", TIGHT, 4000, (80, 24), keys=("exclamation_mark",), every_s=15.0),
+    Shot("panel-gpu", TIGHT, 4000, keys=("u",)),
+    Shot("panel-audit", TIGHT, 4000, keys=("O", "right", "y", "R", *"900", "y", "E", *"40", "y", "C", "y", "9")),
+    Shot("undo-resize", TIGHT, 4000, keys=("R", *"900", "y", "U")),
+    Shot("progress", TIGHT, 4000, under_way=Compact()),
+    Shot("progress-80x24", TIGHT, 4000, (80, 24), under_way=Compact(), keys=("A",)),
     Shot("panel-prefix-80x24", TIGHT, 4000, (80, 24), keys=("4",)),
     Shot("command-line", TIGHT, 4000, keys=("colon", *"com")),
     Shot("light", CHAT, 6000, keys=("t",)),
@@ -182,7 +196,14 @@ async def take(shot: Shot, folder: Path) -> Path:
         return await take_recorded(shot, folder)
     engine, notes = build_engine(shot.options)
     now = 0.0
-    runner = EngineRunner(engine, speed=1.0, paused=True, notes=notes, clock=lambda: now)
+    looks_cost_s = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += looks_cost_s
+        return now
+
+    runner = EngineRunner(engine, speed=1.0, paused=True, notes=notes, clock=clock)
     attachment = Attachment(InProcessSource(runner), InProcessOperations(runner), clock=lambda: now)
     os.environ.update(TERM=shot.term, COLORTERM="truecolor" if shot.term == "xterm-256color" else "")
     app = KvtopApp(lambda: attachment, auto_poll=False, clock=lambda: now)
@@ -190,13 +211,17 @@ async def take(shot: Shot, folder: Path) -> Path:
         async with app.run_test(size=shot.size) as pilot:
             await pilot.pause()
             for _ in range(READINGS):
-                now += 1.0
+                now += shot.every_s
                 attachment.operations.apply(Step(max(1, shot.steps // READINGS)))
                 await app.poll_once()
             await pilot.pause()
+            if shot.under_way is not None:
+                looks_cost_s = 0.02  # so that a turn is over after one slice
+                begin(runner, shot.under_way)
+                await app.poll_once()
             for key in shot.keys:
                 await pilot.press(key)
-                await pilot.pause()
+                await pilot.pause(0.2 if key == "y" else 0.0)
                 await app.poll_once()
             await pilot.pause(0.3)
             path = folder / f"{shot.name}.svg"
@@ -249,6 +274,17 @@ async def take_lesson(shot: LessonShot, folder: Path) -> Path:
 
 
 def offline(svg: str) -> str:
+def begin(runner: EngineRunner, command: Command) -> None:
+    """Have a command in progress, in slices that are small beside the pool of a picture."""
+    work.SLICE_BLOCKS = 8  # type: ignore[misc]
+    runner.claim()
+    threading.Thread(target=runner.apply, args=(command,), daemon=True).start()
+    while runner._work is None or runner._work[1].done_blocks < runner._work[1].total_blocks // 3:
+        runner.turn()
+        time.sleep(0.01)
+
+
+def _offline(svg: str) -> str:
     """Drop the web fonts that the exporter links to, so that the picture opens the same without a network."""
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
 

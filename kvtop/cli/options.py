@@ -175,6 +175,19 @@ BOUND_OPTIONS: Final = (
 #: As in ``kvtop.tui.themes.THEMES``, which is not imported for help alone.
 THEME_NAMES: Final = ("dark", "light", "contrast", "colour-blind")
 
+#: As in ``kvtop.panels.catalog.CONTENTS``, which is not imported for help alone.
+PANEL_NAMES: Final = (
+    "prefix",
+    "fragmentation",
+    "tiers",
+    "locks",
+    "history",
+    "audit",
+    "details",
+    "gpu",
+    "alerts",
+)
+
 #: Of every console, whatever it shows.
 LOOK_OPTIONS: Final = (
     option("--theme", type=one_of(*THEME_NAMES), metavar="NAME", help=f"Colours: {', '.join(THEME_NAMES)} (dark)."),
@@ -193,6 +206,14 @@ LOOK_OPTIONS: Final = (
 CONSOLE_OPTIONS: Final = (
     *LOOK_OPTIONS,
     option("--plain", is_flag=True, help="Print lines of text instead of a screen, for pipes and screen readers."),
+    click.option(
+        "--panel",
+        "panels",
+        multiple=True,
+        type=one_of(*PANEL_NAMES),
+        metavar="NAME",
+        help="With --plain: print this panel instead of the overview; repeatable.",
+    ),
     click.option("--once", is_flag=True, help="With --plain: print one reading, after --refresh, and end."),
 )
 

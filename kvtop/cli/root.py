@@ -34,7 +34,9 @@ from kvtop.options_file import OptionsFile
 @click.option("--in-process", is_flag=True, help="Run the engine in the console's own process, for tests.")
 @click.version_option(kvtop.__version__, "--version", prog_name="kvtop", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, /, in_process: bool, plain: bool, once: bool, **params: Any) -> int:
+def cli(
+    ctx: click.Context, /, in_process: bool, plain: bool, once: bool, panels: tuple[str, ...], **params: Any
+) -> int:
     """See a paged KV cache live, block by block, and act on it.
 
     Without a command: the console on the embedded engine.
@@ -46,8 +48,9 @@ def cli(ctx: click.Context, /, in_process: bool, plain: bool, once: bool, **para
                     f"{param.opts[0]}: options go after the command: kvtop {ctx.invoked_subcommand} {param.opts[0]} …"
                 )
         return EXIT_OK
-    if once and not plain:
-        raise UserError("--once: only together with --plain")
+    for option, is_given in (("--once", once), ("--panel", bool(panels))):
+        if is_given and not plain:
+            raise UserError(f"{option}: only together with --plain")
     ctx = with_file(ctx)
     params = {**params, **ctx.params}
     if plain:
@@ -63,6 +66,7 @@ def cli(ctx: click.Context, /, in_process: bool, plain: bool, once: bool, **para
             publish=params["publish"],
             every_s=params["refresh_s"] or 2.0,
             once=once,
+            panels=panels,
         )
     from kvtop.console import run_console
 

@@ -289,7 +289,10 @@ class LookActions(ExportActions):
                 self._lines.append(text)
                 self.run_line(text)
 
-        self.push_screen(Prompt(self.look, ": a command", suggest=self.suggest, past=tuple(self._lines)), answer)
+        past = tuple(self._lines)
+        self.push_screen(
+            Prompt(self.look, ": a command", suggest=self.suggest, check=self.problem_of, past=past), answer
+        )
 
     @property
     def _kinds(self) -> Mapping[str, Any]:
@@ -311,6 +314,20 @@ class LookActions(ExportActions):
         known |= {name: command_text.summary(name) for name in self._kinds}
         known |= {name: words for name, (_, words) in LOOKS.items()}
         return [(n, words + keys.get(n, "")) for n, words in sorted(known.items()) if n.startswith(typed)]
+
+    def problem_of(self, typed: str) -> str:
+        """Return what is wrong with a line that is being typed; empty while it may still become right."""
+        name, space, rest = typed.lstrip().partition(" ")
+        if not name or (not space and self.suggest(name)):
+            return ""
+        if not (name in self._kinds and rest.strip()):
+            is_known = name in self._kinds or name in LOOKS or any(a.line == name for a in ACTIONS)
+            return "" if is_known else f"{name}: no such command; Tab lists them"
+        try:
+            command_text.parse_command(typed)
+        except UserError as error:
+            return str(error)
+        return ""
 
     def run_line(self, text: str) -> None:
         """Do what a line of the command line says; a bad one is told on the event line."""

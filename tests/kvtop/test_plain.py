@@ -9,10 +9,15 @@ import pytest
 
 from allocator.ids import BlockState
 from allocator.snapshot import Counters, SequenceRow, Snapshot
+from kvtop.alerting import Alerting
 from kvtop.attachment import Attachment
 from kvtop.cli import run
+from kvtop.cli.options import PANEL_NAMES
 from kvtop.model.observation import Observation
+from kvtop.monitoring.rules import RuleSettings
 from kvtop.operations import ReadOnly
+from kvtop.panels.catalog import CONTENTS
+from kvtop.panels.content import Asked
 from kvtop.plain import lines, print_views
 from kvtop.sources.scripted import ScriptedSource, block_arrays
 
@@ -76,6 +81,7 @@ def test_a_lost_engine_ends_it_with_the_reason():
     ("options", "complaint"),
     [
         (["--once"], "--once: only together with --plain"),
+        (["--panel", "gpu"], "--panel: only together with --plain"),
         (["--plain", "--theme", "light"], "--theme: not together with --plain"),
         (["--theme", "pink"], "--theme pink: one of dark, light, contrast, colour-blind"),
         (["--refresh", "0"], "--refresh 0: a number of seconds from 0.02 to 60"),
@@ -90,3 +96,31 @@ def test_the_command_prints_the_embedded_engine(capsys):
     assert run(["--plain", "--once", "--refresh", "0.02", "--in-process", "--geometry", "none", "--blocks", "64"]) == 0
     said = capsys.readouterr().out
     assert "device, blocks: 64" in said
+
+
+def test_panels_are_told_in_place_of_the_overview():
+    out = io.StringIO()
+    panels = ("alerts", "gpu", "audit", "tiers")
+    print_views(_attachment(_observation()), every_s=0.0, once=True, panels=panels, out=out, sleep=lambda s: None)
+    said = out.getvalue().splitlines()
+    assert (
+        'quiet, KvtopCacheNearlyFull: 37.5% (fires above 90.0% for 5m 00s: kvtop:cache_usage:avg{tier="device"})'
+        in said
+    )
+    assert any(line.startswith("gpus of this machine, ") for line in said)
+    assert "commands to this engine, the newest first, none: nobody has asked for anything yet" in said
+    assert "device, used: 37.5% (3 held)" in said
+    assert not any(line.startswith("engine, ") for line in said)
+
+
+def test_what_fires_is_told_without_asking():
+    attachment = _attachment(_observation())
+    view = attachment.poll()
+    alerting = Alerting(RuleSettings(hold="0s", thresholds={"KvtopCacheNearlyFull": 0.1}))
+    alerting.follow(view, 1.0)
+    told = lines(view, asked=Asked(alerts=alerting.statuses))
+    assert "alert KvtopCacheNearlyFull: firing, docs/runbooks/cache-nearly-full.md" in told
+
+
+def test_the_names_of_panels_are_those_there_are():
+    assert set(PANEL_NAMES) == set(CONTENTS)

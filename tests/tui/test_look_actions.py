@@ -658,3 +658,27 @@ async def test_action_show_block():
         assert "let go" in text
         await c.press("1")
         assert "@1010" in c.text_of("#inspector")
+
+
+async def test_a_line_is_checked_while_it_is_typed():
+    async with console() as c:
+        for typed, problem in (
+            ("resi", ""),
+            ("resize", ""),
+            ("resize 9", ""),
+            ("resize 9x", "resize: num_blocks"),
+            ("resize 9 9", "takes no more"),
+            ("compact sideways", "compact: goal"),
+            ("pin 4 x", "pin x: block ids"),
+            ("frobnicate", "frobnicate: no such command"),
+            ("panel gpu", ""),
+        ):
+            await c.press("colon")
+            c.app.screen.query_one("Input").value = typed
+            await c.pilot.pause()
+            if problem:
+                assert problem in c.screen_text(), typed
+            else:
+                assert c.app.problem_of(typed) == "", typed
+            await c.press("escape")
+        assert c.operations.planned == []

@@ -29,6 +29,7 @@ class Prompt(Dialog[str | None]):
         text: What stands there at first.
         suggest: What was typed → (what it could become, what that does); Tab takes the first that is longer.
         changed: Told of every change.
+        check: What was typed → what is wrong with it so far; empty when nothing is.
         past: What was typed earlier, oldest first; ↑ and ↓ go through it.
     """
 
@@ -51,6 +52,7 @@ class Prompt(Dialog[str | None]):
         text: str = "",
         suggest: Suggest = lambda typed: (),
         changed: Callable[[str], None] | None = None,
+        check: Callable[[str], str] = lambda typed: "",
         past: Sequence[str] = (),
     ) -> None:
         super().__init__()
@@ -59,6 +61,7 @@ class Prompt(Dialog[str | None]):
         self._start = text
         self._suggest = suggest
         self._changed = changed
+        self._check = check
         self._past = [*past, ""]
         self._at = len(self._past) - 1
 
@@ -111,5 +114,7 @@ class Prompt(Dialog[str | None]):
             rows.append(text)
         if len(found) > _SHOWN:
             rows.append(line((f"{len(found) - _SHOWN} more", self.look.style("faint"))))
+        if problem := self._check(typed):
+            rows.append(line((fit(problem, width).rstrip(), self.look.style("warn"))))
         rows.append(line((f"{self._sign}   Tab completes, Enter does it, Esc leaves", self.look.style("faint"))))
         self.query_one("#suggestions", Static).update(Text("\n", end="").join(rows))
