@@ -483,8 +483,10 @@ class EngineRunner:
         self._arrays_are_current = False
         outcome: Outcome | None = None
         try:
-            while outcome is None and self._clock() - began_s < TURN_S:
+            while outcome is None:
                 outcome = work.advance()
+                if self._clock() - began_s >= TURN_S:
+                    break
         except Exception as error:
             self._fail(error, faults)
             outcome = Outcome(ok=False, message=f"{work.name}: {_describe(error)}")

@@ -279,7 +279,7 @@ def begin(runner: EngineRunner, command: Command) -> None:
     work.SLICE_BLOCKS = 8  # type: ignore[misc]
     runner.claim()
     threading.Thread(target=runner.apply, args=(command,), daemon=True).start()
-    while runner._work is None or runner._work[1].done_blocks < runner._work[1].total_blocks // 3:
+    while (now := runner._work[1] if runner._work else None) is None or not now.total_blocks // 3 < now.done_blocks:
         runner.turn()
         time.sleep(0.01)
 

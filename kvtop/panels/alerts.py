@@ -71,4 +71,4 @@ def _compared(condition: Condition) -> str:
 def _number(condition: Condition, number: float | None) -> str:
     if any(word in condition.text for word in _RATIOS):
         return fmt.percent(number)
-    return fmt.UNKNOWN if number is None else f"{number:.3g}"
+    return fmt.short(number) if number is None or abs(number) >= 1000 else f"{number:.3g}"

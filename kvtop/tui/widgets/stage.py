@@ -123,9 +123,9 @@ def _entry(look: Look, entry: Entry, labels: int, values: int, width: int, wrap:
         return [text]
     if not entry.value:  # nothing stands between: the words take its room
         text = line((f" {fit(entry.label, labels)}", look.style("dim")))
-    indent = " " * (text.cell_len + 2)
+    indent = " " * (text.cell_len + (2 if entry.value else 1))
     first, *more = textwrap.wrap(printable(entry.note), width - len(indent) - 1)
-    text.append(f"  {first}", look.style("dim"))
+    text.append(f"{'  ' if entry.value else ' '}{first}", look.style("dim"))
     return [text, *(line((f"{indent}{words}", look.style("dim"))) for words in more)]
 
 
