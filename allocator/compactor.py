@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from allocator.auto_compaction import LOOK_EVERY_STEPS, AutoCompaction, Fragmentation
 from allocator.commands import Compact
-from allocator.errors import Cancelled, Refused, RequestError, StorageError
+from allocator.errors import CopyCancelled, Refused, RequestError, StorageError
 from allocator.metrics import external_ratio, run_lengths
 from allocator.plans import MovePlan
 from allocator.snapshot import MAX_COMPACTIONS, CompactionRecord, CompactionTrigger
@@ -120,9 +120,10 @@ class Compactor:
             sliced = MovePlan(slices_of(plan, slice_size), plan.left)
             moves = self._start(sliced, self._recorder("manual", command, plan, before), work)
         while self._moves is moves:
+            yield from engine.copies.watch(work)
             if (reason := engine.copies.commit_next()) is not None:
                 raise Refused(reason)
-            work.done_blocks = moves.moved_blocks
+            work.done_blocks = work.settled_blocks = moves.moved_blocks
             if self._moves is moves:
                 yield
                 self._next_stage(moves)
@@ -204,12 +205,9 @@ class Compactor:
         if not moves.stages:
             self._end(moves)
             return
-        if moves.work is not None:
-            try:
-                moves.work.check("what was moved stays moved")
-            except Cancelled as error:
-                self._end(moves, error)
-                return
+        if moves.work is not None and moves.work.is_cancelled:
+            self._cancel(moves, moves.work)
+            return
         stage = moves.stages[0]
 
         def done() -> None:
@@ -221,6 +219,9 @@ class Compactor:
                 self._next_stage(moves)
 
         def failed(error: StorageError) -> None:
+            if isinstance(error, CopyCancelled) and moves.work is not None:
+                self._cancel(moves, moves.work)
+                return
             engine.emit("fault", f"compaction failed: {error}")
             self._end(moves, error)
 
@@ -230,6 +231,10 @@ class Compactor:
                 self._end(moves, Refused(f"{engine.copies.executor.capacity} copies are under way, the limit"))
         except Refused as error:
             self._end(moves, error)
+
+    def _cancel(self, moves: Moves, work: Work) -> None:
+        work.done_blocks = moves.moved_blocks
+        self._end(moves, work.ended("what was moved stays moved"))
 
     def _end(self, moves: Moves, error: StorageError | Refused | None = None) -> None:
         self._moves, moves.error = None, error

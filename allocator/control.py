@@ -128,6 +128,7 @@ def _in_slices(engine: Engine, command: Command, work: Work) -> Generator[None, 
             for piece in slices_of(manager.plan_resize(num_blocks), size)[:-1]:
                 manager.move(MovePlan((piece,)))
                 work.done_blocks += len(piece.sources)
+                work.settled_blocks = work.done_blocks
                 yield
                 work.check(f"the pool keeps its {manager.device.num_blocks:,} blocks")
             return engine.resize(num_blocks, moved_before=work.done_blocks)

@@ -30,12 +30,13 @@ class Work:
     Attributes:
         total_blocks: Blocks to be copied; 0 where nothing is known to be.
         done_blocks: Blocks copied so far.
+        settled_blocks: Of these, blocks of slices that cannot be taken back any more.
         is_cancelled: Whether it is to end before its next slice.
     """
 
     def __init__(self, name: str, carry_out: Callable[[Work], Generator[None, None, Outcome]]) -> None:
         self.name = name
-        self.total_blocks = self.done_blocks = 0
+        self.total_blocks = self.done_blocks = self.settled_blocks = 0
         self.is_cancelled = False
         self._slices = carry_out(self)
 
@@ -68,7 +69,11 @@ class Work:
             Cancelled: It was.
         """
         if self.is_cancelled:
-            raise Cancelled(f"{CANCELLED} after {self.done_blocks:,} of {self.total_blocks:,} blocks: {what}")
+            raise self.ended(what)
+
+    def ended(self, what: str) -> Cancelled:
+        """Return why it ends now; see ``check``."""
+        return Cancelled(f"{CANCELLED} after {self.done_blocks:,} of {self.total_blocks:,} blocks: {what}")
 
     def progress(self) -> WorkProgress:
         """Return how far it is."""

@@ -6,6 +6,7 @@ import os
 from datetime import datetime
 from typing import Final
 
+from allocator.work import CANCELLED
 from kvtop.audit import AuditEntry
 from kvtop.model import format as fmt
 from kvtop.model.view import View
@@ -23,7 +24,7 @@ def audit(view: View, asked: Asked) -> tuple[Section, ...]:
     entries = [_entry(e, own) for e in of_engine]
     if all(e.pid != own for e in of_engine):  # a door that leaves no lines: what this console knows itself
         entries += [
-            Entry(at, "this console", f"{command} → {'done' if ok else 'refused'}: {message}", alarm=not ok)
+            Entry(at, "this console", f"{command} → {_ended(ok, message)}", alarm=not ok)
             for at, command, ok, message in asked.commands
         ]
         entries.sort(key=lambda entry: entry.label)
@@ -51,8 +52,14 @@ def _entry(entry: AuditEntry, own: int) -> Entry:
     if entry.outcome is None:
         words += f" → not known: {entry.error or fmt.UNKNOWN}"
     else:
-        words += f" → {'done' if is_ok else 'refused'}: {entry.outcome.message}"
+        words += f" → {_ended(entry.outcome.ok, entry.outcome.message)}"
     return Entry(_when(entry.time), _who(entry, own), words, alarm=not is_ok)
+
+
+def _ended(ok: bool, message: str) -> str:
+    if ok:
+        return f"done: {message}"
+    return message if message.startswith(CANCELLED) else f"refused: {message}"
 
 
 def _when(time: str) -> str:

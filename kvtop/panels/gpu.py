@@ -73,7 +73,7 @@ def _facts(facts: GpuFacts, readings: Iterable[GpuReading]) -> tuple[Entry, ...]
             share=memory,
             alarm=memory is not None and memory >= _TIGHT,
         ),
-        Entry("in use", fmt.percent(used), "share of the time in which it ran something", share=used),
+        Entry("in use", fmt.percent(used), "of the time", share=used),
         Entry("over time", "", series=tuple(g.utilization_ratio if g else None for g in past), top=1.0),
         Entry(
             "power",

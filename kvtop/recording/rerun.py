@@ -149,7 +149,7 @@ def _again(engine: Engine, done: RecordedCommand) -> Outcome:
     if not done.outcome.moved_blocks:
         work.cancel()
     while (outcome := work.advance()) is None:
-        if work.done_blocks >= done.outcome.moved_blocks:
+        if work.settled_blocks >= done.outcome.moved_blocks:
             work.cancel()
     return outcome
 

@@ -33,6 +33,7 @@ from allocator.config import MAX_BLOCKS
 from allocator.fault_kinds import FAULT_KINDS
 from allocator.ids import BlockFlag
 from allocator.plans import Outcome, Plan, WorkProgress
+from allocator.work import CANCELLED
 from kvtop.attachment import Attachment
 from kvtop.model import format as fmt
 from kvtop.serving_commands import AnyCommand
@@ -138,7 +139,8 @@ class EngineActions(ArrangeActions):
             took = f" in {fmt.seconds(outcome.seconds)}" if outcome.seconds and outcome.moved_blocks else ""
             self.say(f"{outcome.message}{took}", "good" if outcome.is_seen else "warn")
         else:
-            self.say(f"refused: {outcome.message}" if message.is_known else outcome.message, "bad")
+            is_refused = message.is_known and not outcome.message.startswith(CANCELLED)
+            self.say(f"refused: {outcome.message}" if is_refused else outcome.message, "bad")
 
     def _open_sheet(self, name: str, title: str, offer: AnyCommand | list[Choice] | NumberField) -> None:
         attachment = self._may(name)

@@ -11,7 +11,7 @@ from fake_nvml import LOST, NO_DRIVER, NO_PERMISSION, FakeNvml
 from test_remote_screen import facts, source
 from tui_fakes import Console, FocusedSource, console, scripted_observation
 
-from allocator.commands import Pause, Resize, SetPolicy
+from allocator.commands import Compact, Pause, Resize, SetPolicy
 from allocator.ids import BlockState
 from allocator.plans import Outcome, Plan
 from kvtop.audit import AuditLog, audit_path
@@ -213,6 +213,7 @@ async def test_action_show_audit(log, size):
         plan = Plan("shrink from 1024 to 900 blocks: 12 blocks moved", moved_blocks=12)
         log.write("scripted", (1, None), Resize(900), plan, Outcome(True, "pool shrunk, 12 moved", 12))
         log.write("scripted", (os.getpid(), os.getuid()), SetPolicy("sjf"), None, Outcome(False, "not now"))
+        log.write("scripted", (1, None), Compact(), None, Outcome(False, "cancelled after 4 of 9 blocks: it stays", 4))
         log.write("another", (1, None), Pause(), None, Outcome(True, "paused"))
         await c.poll()
         text = " ".join(c.text_of("#stage").split())
@@ -224,10 +225,11 @@ async def test_action_show_audit(log, size):
         ):
             assert words in text, words
         assert "11-14" in text or "11-15" in text
+        assert "→ cancelled after 4 of 9 blocks" in text
         assert "paused" not in text
         await c.press("slash", *"sjf", "enter")
         text = c.text_of("#stage")
-        assert "/sjf: 1 of 2" in text
+        assert "/sjf: 1 of 3" in text
         assert "resize" not in text
         assert all(len(row) <= c.app.query_one("#stage").size.width for row in text.splitlines())
 
