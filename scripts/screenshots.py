@@ -273,7 +273,6 @@ async def take_lesson(shot: LessonShot, folder: Path) -> Path:
             return path
 
 
-def offline(svg: str) -> str:
 def begin(runner: EngineRunner, command: Command) -> None:
     """Have a command in progress, in slices that are small beside the pool of a picture."""
     work.SLICE_BLOCKS = 8  # type: ignore[misc]
@@ -284,7 +283,7 @@ def begin(runner: EngineRunner, command: Command) -> None:
         time.sleep(0.01)
 
 
-def _offline(svg: str) -> str:
+def offline(svg: str) -> str:
     """Drop the web fonts that the exporter links to, so that the picture opens the same without a network."""
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S).replace("Fira Code", "DejaVu Sans Mono")
 
