@@ -184,6 +184,7 @@ PANEL_NAMES: Final = (
     "history",
     "audit",
     "details",
+    "block",
     "gpu",
     "alerts",
 )

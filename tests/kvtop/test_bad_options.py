@@ -45,7 +45,7 @@ NAMED = {
     "--eviction": "one of lru, fifo, lfu",
     "--compact": "one of off, manual, auto",
     "--compat": "only vllm",
-    "--panel": "one of prefix, fragmentation, tiers, locks, history, audit, details, gpu, alerts",
+    "--panel": "one of prefix, fragmentation, tiers, locks, history, audit, details, block, gpu, alerts",
     "--theme": "one of dark, light, contrast, colour-blind",
     "--inject": "KIND or KIND:RATE, KIND one of failing-copy, slow-copy, stuck-executor, lost-client, host-tier-full, "
     "flipped-bit, leaked-reference, RATE above 0 and at most 1",
