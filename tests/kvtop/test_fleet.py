@@ -11,6 +11,7 @@ from published import ThreadedDaemon, own_directories
 from scripted_http import ScriptedHttp, answer
 from view_samples import make_snapshot
 
+from allocator.events import Event
 from allocator.ids import BlockState
 from allocator.snapshot import Counters
 from kvtop.attachment import Attachment
@@ -174,6 +175,26 @@ def test_a_local_engine_is_a_row_and_is_opened_in_full() -> None:
     assert fleet.name == "2 engines"
     attachment.close()
     assert all(source.closed for source in local.made)
+
+
+def test_the_events_of_one_local_engine_are_not_taken_for_those_of_the_next() -> None:
+    first, second = Local(), Local()
+    fleet = Fleet([LocalMember("local:a", first.connect), LocalMember("local:b", second.connect)])
+    attachment = Attachment(fleet, ReadOnly(ONE_OF_SEVERAL))
+    attachment.poll(TIMEOUT_S)
+    seen = an_observation()
+    told = make_snapshot(events=(Event(50, 7, "note", "something"),))
+    first.made[0]._observations = [Observation(told, seen.device, None)]
+    fleet.open("local:a")
+    attachment.poll(TIMEOUT_S)
+    attachment.poll(TIMEOUT_S)
+    assert first.made[0].asked[-1].next_event == 51
+    fleet.open(None)
+    attachment.poll(TIMEOUT_S)
+    fleet.open("local:b")
+    attachment.poll(TIMEOUT_S)
+    assert second.made[0].asked[-1].next_event == 0
+    attachment.close()
 
 
 def test_a_local_engine_that_is_lost_is_waited_for() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from kvtop.errors import SourceError, UserError
 from kvtop.exporter import start_exporter
 from kvtop.exporting import run_exporting
 from kvtop.metrics_address import MetricsAddress
-from kvtop.model.observation import Focus
-from kvtop.model.remote import FLEET, EngineRow, RemoteFacts
+from kvtop.model.observation import Focus, RemoteObservation
+from kvtop.model.reduce import reduce
+from kvtop.model.remote import FLEET, EngineRow, PastRows, RemoteFacts
+from kvtop.model.view import View
 from kvtop.operations import ReadOnly
 from kvtop.runner import EngineRunner
 from kvtop.sources.in_process import InProcessOperations, InProcessSource
@@ -317,6 +320,19 @@ def test_an_opened_engine_has_its_past() -> None:
         view = attachment.poll(TIMEOUT_S)
         assert view.remote is not None
         assert view.remote.kind == FLEET
+
+
+def test_a_past_goes_before_what_was_seen_and_not_beside_it() -> None:
+    row = EngineRow("m", usage_ratio=0.5)
+    facts = RemoteFacts("vLLM", None, "a by p", (row,))
+    view = View("p")
+    for at_s in (98.0, 99.0, 100.0):
+        view = reduce(view, RemoteObservation(facts), at_s)
+    past = tuple(PastRows(float(ago_s), (EngineRow("m", usage_ratio=0.1),)) for ago_s in (6, 4, 2, 1))
+    view = reduce(view, RemoteObservation(replace(facts, past=past)), 101.0)
+    assert view.history.get("at_s") == (95.0, 97.0, 98.0, 99.0, 100.0, 101.0)
+    assert view.history.get("usage") == (0.1, 0.1, 0.5, 0.5, 0.5, 0.5)
+    assert len(reduce(view, RemoteObservation(replace(facts, past=past)), 102.0).history.get("at_s")) == 7
 
 
 def test_an_opened_engine_that_is_lost_says_so() -> None:
