@@ -174,6 +174,16 @@ def test_what_cannot_be_known_is_unknown() -> None:
     assert advise_attached(empty) == ()
 
 
+def test_no_cache_of_any_size_keeps_what_a_clear_has_taken() -> None:
+    told = Told()
+    for _ in range(3):
+        told.take(stored([1, 2, 3, 4]))
+        told.take(CLEARED)
+    made = what_if({0: told.lookups[0].newest()}, 64, 0, block_size=16, is_told=True)
+    outcomes = (*made.capacities, *made.block_sizes, *made.policies)
+    assert {outcome.hit_ratio for outcome in outcomes} == {0.0}
+
+
 def test_the_newest_lookups_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimating, "MAX_REPLAYED", 10)
     lookups = {0: [Lookup([n, n + 1, n + 2, n + 3], 0, float(n)) for n in range(0, 60, 10)]}
