@@ -19,7 +19,7 @@ GROUP_TITLES: Final[dict[Group, str]] = {
     "run": "Run",
     "wind": "Wind a recording",
     "act": "Act (shows the plan first)",
-    "serve": "Act on a server that is not ours (shows the plan first; so do E and space there)",
+    "serve": "Act on a server (shows the plan first; so do E, R, space)",
     "program": "Program",
 }
 
