@@ -67,8 +67,8 @@ def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bo
     TARGET is local:NAME, an engine that was published by that name, local for the only one there is, or
     http(s)://HOST:PORT, a server of vLLM, SGLang, llama.cpp, TensorRT-LLM, TGI, or a kvtop exporter, or
     prometheus+http(s)://HOST:PORT, all engines that a Prometheus, Thanos, Mimir or VictoriaMetrics scrapes, or
-    kvcached:NAME, a pool of kvcached here, or recording:FILE. Without it, this machine is looked at: published engines, and the ports that engines usually take.
-    Several are one table.
+    kvcached:NAME, a pool of kvcached here, or recording:FILE. Without it, this machine is looked at: published engines,
+    and the ports that engines usually take. Several are one table.
     """
     options = attach_options(params)
     address = metrics_address({**params, "compat": None})
