@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from kvtop.errors import UserError
 from kvtop.learn.expression import Value
 from kvtop.learn.lesson import EngineSpec
 
@@ -40,8 +41,14 @@ def run_experiment(name: str, spec: EngineSpec, parameters: Mapping[str, Value])
         name: Which.
         spec: The engine that the lesson is at.
         parameters: By name.
+
+    Raises:
+        UserError: It cannot be run on such an engine.
     """
-    return EXPERIMENTS[name].work(spec, **parameters)
+    try:
+        return EXPERIMENTS[name].work(spec, **parameters)
+    except ValueError as error:
+        raise UserError(f"experiment {name}: {error}") from None
 
 
 def _policies(spec: EngineSpec) -> Results:

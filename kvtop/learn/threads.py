@@ -138,7 +138,9 @@ def look_up_optimistically(threads: int, lookups: int) -> dict[str, Value]:
     def admit() -> list[int]:
         hits = []
         for _ in range(lookups):
-            tokens, keys = made[next(numbers) * 5 % len(made)]
+            number = next(numbers)
+            # Every second lookup is for the same popular prompt, the others are for one after another.
+            tokens, keys = made[0 if number % 2 else number // 2 % len(made)]
             try:
                 admission = manager.admit(keys, len(tokens), tokens=tokens)
             except OutOfBlocks:
@@ -176,6 +178,8 @@ def _run(threads: int, work: Callable[[], list[int]]) -> list[int]:
         worker.join(max(0.0, deadline - time.monotonic()))
     if errors:
         raise errors[0]
+    if any(worker.is_alive() for worker in workers):
+        raise ValueError(f"the threads have not ended within {_END_S:g} s")
     return [value for values in results for value in values]
 
 

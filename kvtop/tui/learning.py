@@ -17,6 +17,7 @@ from kvtop.tui.widgets.lesson import LessonPane
 
 # What gives lessons is imported when the first one is asked for: most consoles are opened for something else.
 if TYPE_CHECKING:
+    from kvtop.learn.experiments import Results
     from kvtop.learn.lesson import Lesson, Step
     from kvtop.learn.player import LessonRun, Screen
     from kvtop.learn.school import School
@@ -97,6 +98,8 @@ class Learning(Leaving):
         self.play = self.school.begin(lesson)
         self._staged = -1
         self._base.add_class("-lesson")
+        if self.panel != "map":
+            self.action_show("map")
         self.lesson_pane.turn_page()
         self.lesson_pane.focus()
         if self.school.pace is not None:
@@ -177,12 +180,18 @@ class Learning(Leaving):
     def _test(self, run: LessonRun, name: str) -> None:
         from kvtop.learn.experiments import run_experiment
 
-        results = run_experiment(name, run.spec, run.step.parameters)
+        results: Results = {}
+        problem = ""
+        try:
+            results = run_experiment(name, run.spec, run.step.parameters)
+        except UserError as error:
+            problem = str(error)
         with contextlib.suppress(RuntimeError):  # the screen may be gone
-            self.post_message(ExperimentDone(run, results))
+            self.post_message(ExperimentDone(run, results, problem))
 
     def on_experiment_done(self, message: ExperimentDone) -> None:
         self._is_testing = False
+        self._complain(message.problem)
         if message.run is self.play:
             message.run.ran(message.results)
             self._prepare()

@@ -82,11 +82,11 @@ class BackgroundCrashed(Message):
 
 
 class ExperimentDone(Message):
-    """A lesson's experiment has ended: what it found out, for the play that asked."""
+    """A lesson's experiment has ended: what it found out, for the play that asked, or why it could not be run."""
 
-    def __init__(self, run: LessonRun, results: Results) -> None:
+    def __init__(self, run: LessonRun, results: Results, problem: str = "") -> None:
         super().__init__()
-        self.run, self.results = run, results
+        self.run, self.results, self.problem = run, results, problem
 
 
 class Told(Message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -275,3 +275,15 @@ async def test_who_is_stuck_is_told_how_to_begin_anew(tmp_path: Path) -> None:
         assert one.app.play.lesson.name == run.lesson.name
         await one.ready()
         assert one.app.play.at == 0
+
+
+async def test_an_experiment_that_cannot_be_run_is_told_and_the_lesson_goes_on(tmp_path: Path) -> None:
+    lesson = find_lesson("contiguous")
+    steps = tuple(replace(step, run="policies") if step.id == "screen" else step for step in lesson.steps)
+    async with lessons(tmp_path, replace(lesson, steps=steps)) as one:
+        await one.ready()
+        await one.press("enter")
+        await one.ready()
+        assert one.app.play is not None
+        assert one.app.play.step.id == "screen"
+        assert "experiment policies: A: not one full block in common" in screen_text(one.app)
