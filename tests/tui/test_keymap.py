@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from kvtop.tui.keymap import rebound
 from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.help import HelpScreen
 from kvtop.tui.screens.sheet import ActionSheet
-from kvtop.tui.settings import Settings, example_text
+from kvtop.tui.settings import Settings, example_text, read_settings
 
 
 @pytest.fixture
@@ -174,3 +175,14 @@ async def test_footer_tabs_and_help_name_the_keys(file: Path):
         assert isinstance(c.app.screen, HelpScreen)
         await c.press("f18")
         assert not isinstance(c.app.screen, HelpScreen)
+
+
+def test_the_guide_shows_a_file_that_can_be_used(file: Path):
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (example,) = (text for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[keys]" in text)
+    file.write_text(example, encoding="utf-8")
+    found = read_options_file(str(file), {"theme": "theme", "refresh": "refresh_s"}, frozenset())
+    settings = read_settings(found.tables)
+    assert settings.table.key("compact") == "^K"
+    assert settings.table.of("inject").keys == ()
+    assert settings.arrangement.beside == "tiers"

@@ -47,6 +47,7 @@ class HelpScreen(Overlay):
                     )
                 )
         text.append("Mouse", look.style("title"))
-        text.append("\n  hover inspects; click moves the cursor, or selects a row; wheel moves\n", look.style("text"))
+        text.append("\n  hover inspects; click moves the cursor, or selects a row; wheel moves", look.style("text"))
+        text.append("\n  drag the edges beside and below the map, or a tab to its new place\n", look.style("text"))
         text.append("\nLower case looks; a capital acts, and asks first.", look.style("dim"))
         return text
