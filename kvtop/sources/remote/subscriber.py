@@ -83,6 +83,7 @@ class Subscriber:
         self._replay_quiet_s = replay_quiet_s
         self._queue = queue
         self._wall = wall
+        self._dated_s: float | None = None
         self._lag_s: float | None = None
         self._least_lag_s = float("inf")
         self._residency = Residency()
@@ -256,10 +257,7 @@ class Subscriber:
             with self._lock:
                 emptied = [self._drain(socket, feed) for socket, feed in self._feeds if socket in ready]
                 self._turns_behind = 0 if all(emptied) else self._turns_behind + 1
-                if ready and self._residency.latest_s is not None:
-                    # The engine's clock may differ from ours: what counts is how much later than at best.
-                    self._lag_s = self._wall() - self._residency.latest_s
-                    self._least_lag_s = min(self._least_lag_s, self._lag_s)
+                self._note_lag()
                 restarts = sum(feed.restarts for _, feed in self._feeds)
                 if self._restarted.is_set():
                     self._restarted.clear()
@@ -268,6 +266,13 @@ class Subscriber:
                             feed.begin_again()
                     seen_restarts = sum(feed.restarts for _, feed in self._feeds)
         self._context.destroy(linger=0)
+
+    def _note_lag(self) -> None:
+        """Note how late the newest batch is, against the best so far: the engine's clock may differ from ours."""
+        latest_s = self._residency.latest_s
+        if latest_s is not None and latest_s != self._dated_s:
+            self._dated_s, self._lag_s = latest_s, self._wall() - latest_s
+            self._least_lag_s = min(self._least_lag_s, self._lag_s)
 
     def _drain(self, socket: zmq.Socket[bytes], feed: Feed) -> bool:
         """Take the messages that wait, up to a bound; false when it was reached."""
