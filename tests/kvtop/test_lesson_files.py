@@ -210,3 +210,12 @@ def test_the_page_for_teachers_names_every_fact_and_its_example_is_a_lesson(tmp_
     assert set(EXPERIMENTS) <= set(re.findall(r"`([a-z-]+)`", page))
     example = page.partition("```toml\n")[2].partition("```")[0]
     assert list(play(read_lesson(write(tmp_path, example)), {}))[-1].run.page().startswith("You said 0. It holds 4")
+
+
+def test_panels_and_colours_are_the_screens_own() -> None:
+    from kvtop.learn import reading
+    from kvtop.tui.look_actions import PANELS
+    from kvtop.tui.shades import MODES
+
+    assert reading.COLOURS == MODES
+    assert set(reading.PANELS) <= set(PANELS)
