@@ -301,7 +301,7 @@ def test_a_long_command_holds_up_no_other_connection(connect: Callable[[], Clien
         began_s = time.monotonic()
         with pytest.raises(SourceError, match="no answer from the engine in 0"):
             other.observe(Focus(), 0.1)  # the engine itself is busy; the answer to that comes at once
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 8
     finally:
         gate.set()
         thread.join(10)
