@@ -1,6 +1,6 @@
 """A stand-in for a server over the network: one of our engines behind vLLM's metric names, on a port of this machine.
 
-It answers ``/metrics`` and ``/version`` as such a server does, and nothing else. Its engine goes on by some steps with
+It answers ``/metrics`` and ``/version`` as such a server does, and nothing else. Its engine goes on by a step with
 every page that is asked for, so that nobody needs to drive it.
 """
 
@@ -20,8 +20,8 @@ from kvtop.sources.remote.source import RemoteSource
 if TYPE_CHECKING:
     from allocator.engine import Engine
 
-#: Steps of a server's engine between two pages.
-STEPS_A_PAGE: Final = 20
+#: Steps of a server's engine between two pages: few, so that what was read is still about true when it is asked.
+STEPS_A_PAGE: Final = 1
 #: The release whose metric names it writes.
 VERSION: Final = "0.33.0"
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
