@@ -31,7 +31,7 @@ from kvtop.model.view import View
 from kvtop.operations import ReadOnly
 from kvtop.runner import EngineRunner
 from kvtop.sources.in_process import InProcessOperations, InProcessSource
-from kvtop.sources.remote import promql
+from kvtop.sources.remote import fleet_queries
 from kvtop.sources.remote.dialects import recognise
 from kvtop.sources.remote.exposition import Exposition, parse
 from kvtop.sources.remote.fetch import FetchError
@@ -39,8 +39,11 @@ from kvtop.sources.remote.prometheus import FORGET_S, PrometheusFleet
 from kvtop.targets import AttachOptions, open_target
 
 TIMEOUT_S = 20.0
-VALUES, AGES = promql.instant_path(promql.values_query()), promql.instant_path(promql.ages_query())
-DOWN = promql.instant_path(promql.DOWN_QUERY)
+VALUES, AGES = (
+    fleet_queries.instant_path(fleet_queries.values_query()),
+    fleet_queries.instant_path(fleet_queries.ages_query()),
+)
+DOWN = fleet_queries.instant_path(fleet_queries.DOWN_QUERY)
 NOW_S = 1_000.0
 SAMPLES = Path(__file__).parents[3] / "shared" / "reference" / "metrics_samples"
 PAGES = [*(Path(__file__).parents[1] / "data" / "remote").glob("*.prom"), *SAMPLES.glob("*.prom")]
@@ -100,7 +103,7 @@ def test_every_name_that_a_dialect_reads_of_a_sample_is_asked_for(path: Path) ->
     assert dialect is not None
     page.asked = set()
     dialect.read(page)
-    assert page.asked <= promql.names()
+    assert page.asked <= fleet_queries.names()
     assert page.has(dialect.beat) or path.stem == "vllm_v1_offload"  # an excerpt
 
 
@@ -109,7 +112,7 @@ def test_the_queries_are_short_enough_for_any_proxy() -> None:
 
 
 def test_labels_of_a_query_are_quoted() -> None:
-    query = promql.past_query({"job": 'a"b\\c', "instance": "i:1"})
+    query = fleet_queries.past_query({"job": 'a"b\\c', "instance": "i:1"})
     assert query.endswith(',job="a\\"b\\\\c",instance="i:1"}')
 
 

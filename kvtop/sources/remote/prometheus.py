@@ -18,8 +18,7 @@ from kvtop.sources.remote.capabilities import NOT_OFFERED, capabilities_of
 from kvtop.sources.remote.dialects import CounterMemory, recognise
 from kvtop.sources.remote.exposition import Exposition, Labels
 from kvtop.sources.remote.fetch import Fetcher, FetchError, Remote
-from kvtop.sources.remote.polling import Poller
-from kvtop.sources.remote.promql import (
+from kvtop.sources.remote.fleet_queries import (
     DOWN_QUERY,
     Answer,
     Series,
@@ -31,6 +30,7 @@ from kvtop.sources.remote.promql import (
     range_path,
     values_query,
 )
+from kvtop.sources.remote.polling import Poller
 from kvtop.sources.remote.source import split_url
 
 SCHEME: Final = "prometheus+"
