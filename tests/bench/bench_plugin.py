@@ -1,17 +1,16 @@
-"""What the vLLM plugin costs: vLLM's scheduler and pool alone, and requests a second of a real server. Prints ratios.
+"""What the vLLM plugin costs: vLLM's scheduler and pool alone, and a real server. Prints ratios.
 
     KVTOP_ENGINES=/where/they/are python tests/bench/bench_plugin.py [pool] [server]
 
 Both compare in one run, in turns, so that whatever else the machine does falls on all alike; told is the median of the
-rounds' ratios to the round without the plugin.
+rounds' ratios to the round without the plugin. An observer is another process that asks ten times a second.
 
-pool    steps of vLLM's own scheduler a second, without a model, in one process: bare, with the plugin and nobody
-        looking, and with an observer in another process that asks ten times a second. Counted in processor time of the
-        engine's process, all its threads included, which is also the clock of the observer and of the plugin's bounds:
-        so a busy machine does not tell in it. A real step is longer by the model's time, so that the plugin's share of
-        it is smaller than here.
-server  requests a second of two real servers, one with the plugin and one without, of which one works at a time:
-        with the plugin and nobody looking, and with a console attached.
+pool    steps of vLLM's own scheduler, without a model, in one process: bare, with the plugin and nobody looking, and
+        observed. Counted in processor time of the process, all its threads included, which is also the clock of the
+        observer and of the plugin's bounds: so a busy machine does not tell in it. A real step is longer by the model's
+        time, so that the plugin's share of it is smaller than here.
+server  two real servers, one with the plugin and one without, of which one works at a time: requests a second, and
+        requests a processor second of the engine core's process, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
@@ -26,7 +25,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+from plugin_observer_child import cpu_s
+
+if TYPE_CHECKING:
+    from engine_servers import EngineServer
+
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "engines")]
 
@@ -57,46 +63,78 @@ def bench_server(folder: Path, rounds: int) -> None:
     """Measure two servers in turns and print the ratios."""
     from engine_servers import vllm_server
 
-    with vllm_server(folder) as bare, vllm_server(folder, publish="bench") as plugged:
-        measures: dict[str, Callable[[], float]] = {
-            "bare": lambda: requests_a_second(bare.complete),
-            "plugin": lambda: requests_a_second(plugged.complete),
-            "plugin, observed": lambda: observed(lambda: requests_a_second(plugged.complete)),
+    with vllm_server(folder) as bare, vllm_server(folder, publish="bench") as plugged, Observer("bench") as observer:
+        measures = {
+            "bare": lambda: requests(bare),
+            "plugin": lambda: requests(plugged),
+            "plugin, observed": lambda: observer.during(lambda: requests(plugged)),
         }
         for measure in measures.values():
             measure()  # warms up
-        report("server", "requests/s", in_turns(measures, rounds))
+        results = in_turns(measures, rounds)
+        for at, unit in enumerate(("requests a second", "requests a processor second")):
+            report("server", unit, {name: [both[at] for both in all_] for name, all_ in results.items()})
 
 
-def requests_a_second(complete: Callable[[list[int], int], object], number: int = 24) -> float:
-    """Have requests with shared beginnings computed, eight at a time."""
+def requests(server: EngineServer, number: int = 24) -> tuple[float, float]:
+    """Have requests with shared beginnings computed, eight at a time; return how many a second, by both clocks."""
     prompts = [[3 + (i % 4)] * 96 + [10 + i] * 33 for i in range(number)]
+    core = engine_core(server.process.pid)
     with ThreadPoolExecutor(8) as pool:
-        began_s = time.perf_counter()
-        list(pool.map(lambda prompt: complete(prompt, 16), prompts))
-        return number / (time.perf_counter() - began_s)
+        began_s, began_cpu_s = time.perf_counter(), cpu_s(core)
+        list(pool.map(lambda prompt: server.complete(prompt, 16), prompts))
+        return number / (time.perf_counter() - began_s), number / (cpu_s(core) - began_cpu_s)
 
 
-def observed(measure: Callable[[], float], *clock: str, name: str = "bench") -> float:
-    """Measure while another process looks; ``clock`` may be ``cpu``."""
-    child = [sys.executable, str(Path(__file__).with_name("plugin_observer_child.py")), name, *clock]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as observer:
-        assert observer.stdin is not None
-        assert observer.stdout is not None
-        if observer.stdout.readline() != "looking\n":
-            raise RuntimeError("the observer did not begin")
+def engine_core(group: int) -> int:
+    """Return the process of a server's engine core."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue
+        if "EngineCor" in name and int(rest.split()[2]) == group:
+            return int(stat.parent.name)
+    raise RuntimeError("the server has no process of an engine core")
+
+
+class Observer:
+    """Another process that looks at a published engine when told to; by the engine's own clock with ``cpu``."""
+
+    def __init__(self, name: str, *clock: str) -> None:
+        child = [sys.executable, str(Path(__file__).with_name("plugin_observer_child.py")), name, *clock]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        self._child = subprocess.Popen(
+            child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, bufsize=1
+        )
+
+    def during(self, measure: Callable[[], T]) -> T:
+        """Measure while it looks."""
+        self._tell("look")
         try:
             return measure()
         finally:
-            observer.stdin.close()
-            if observer.wait(30):
-                raise RuntimeError("the observer failed")
+            self._tell("rest")
+
+    def _tell(self, word: str) -> None:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(word + "\n")
+        if self._child.stdout.readline() != word + "\n":
+            raise RuntimeError("the observer failed")
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait(30)
 
 
-def in_turns(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def in_turns(measures: dict[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
     """Return each measure's results, one a round; the order is turned round each time."""
-    results: dict[str, list[float]] = {name: [] for name in measures}
+    results: dict[str, list[T]] = {name: [] for name in measures}
     names = list(measures)
     for i in range(rounds):
         for name in names if i % 2 == 0 else reversed(names):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bench_plugin import in_turns, observed, report
+from bench_plugin import Observer, in_turns, report
 from vllm_scheduler import Driver
 
 from kvtop.plugins import vllm as plugin
 from kvtop.plugins.publisher import PoolPublisher
 
-STEPS = 1000
+STEPS = 600
 
 
 def steps_a_second(driver: Driver) -> float:
@@ -33,14 +33,15 @@ def main(model: str, rounds: int, num_blocks: int) -> None:
     PoolPublisher.__init__.__kwdefaults__["clock"] = time.process_time
     plugin.register()
     plugged = Driver(model, num_blocks)
-    measures = {
-        "bare": lambda: steps_a_second(bare),
-        "plugin": lambda: steps_a_second(plugged),
-        "plugin, observed": lambda: observed(lambda: steps_a_second(plugged), "cpu"),
-    }
-    for measure in measures.values():
-        measure()
-    report(f"pool of {num_blocks} blocks", "steps a processor second", in_turns(measures, rounds))
+    with Observer("bench", "cpu") as observer:
+        measures = {
+            "bare": lambda: steps_a_second(bare),
+            "plugin": lambda: steps_a_second(plugged),
+            "plugin, observed": lambda: observer.during(lambda: steps_a_second(plugged)),
+        }
+        for measure in measures.values():
+            measure()
+        report(f"pool of {num_blocks} blocks", "steps a processor second", in_turns(measures, rounds))
     plugged.scheduler.shutdown()
 
 
