@@ -1,8 +1,8 @@
 """PoolPublisher: publishes a foreign engine's block pool by a name on this machine. Owns its socket, map and threads.
 
 To a console it is like any published engine, except that it takes no commands. Nothing is read while nobody looks.
-Readings are made so seldom that they take no more than a hundredth of the engine's process's time; who asks in between
-is told the last one. When anything fails, the publication ends and the engine's methods are put back.
+Readings are made so seldom that they take no more than a hundredth of the engine process's time; who asks in
+between is told the last one. When anything fails, the publication ends and the engine's methods are put back.
 """
 
 from __future__ import annotations
