@@ -92,7 +92,7 @@ def test_the_exit_code_tells_whether_something_is_wrong(capsys):
 
 def test_which_configuration_file_is_in_use(tmp_path):
     there, bad = tmp_path / "kvtop.toml", tmp_path / "bad.toml"
-    there.write_text('blocks = 64\ntheme = "light"\n[keys]\ncompact = "K"\n')
+    there.write_text('blocks = 64\ntheme = "light"\n[keys]\ncompact = "f9"\n')
     found = file_finding(lambda: _read_file(str(there)))
     assert (found.state, found.found) == ("good", f"{there}: 2 options [keys]")
     bad.write_text('[keys]\ncompakt = "K"\n')

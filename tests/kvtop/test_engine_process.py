@@ -314,6 +314,7 @@ CONSOLE = textwrap.dedent(
     WORKLOADS = {{"starting": "slow", "hanging": "hang"}}
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins without
         how = sys.argv[1]
         options = EngineOptions(num_swap_blocks=4, workload=WORKLOADS.get(how, "plain"), speed=None)
         process = EngineProcess.start(options, command=({python!r}, {child!r}))

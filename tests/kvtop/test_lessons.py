@@ -23,6 +23,10 @@ def answers_of(lesson: Lesson) -> dict[str, str]:
     return _ANSWERS[lesson.name]
 
 
+#: What threads do to each other is never quite the same twice: there, what was right may come to be wrong.
+BY_CHANCE = ("optimistic",)
+
+
 def wrong_answers(lesson: Lesson) -> dict[str, str]:
     """An answer to each prediction that is not the right one."""
     wrong = {}
@@ -52,7 +56,9 @@ def test_who_is_right_is_told_so_and_every_check_is_false_before_its_task_is_don
         assert UNKNOWN not in run.page(), (run.step.id, run.page())
     assert run is not None
     assert run.finished
-    assert run.num_right == run.num_predictions >= 2
+    by_chance = sum(step.run in BY_CHANCE for step in lesson.steps)
+    assert run.num_predictions - by_chance <= run.num_right <= run.num_predictions
+    assert run.num_predictions >= 2
     assert tasks
     assert all(seen == [False, True] for seen in tasks.values()), tasks
 
@@ -60,11 +66,13 @@ def test_who_is_right_is_told_so_and_every_check_is_false_before_its_task_is_don
 def test_who_errs_each_time_gets_to_the_end_and_is_told_the_numbers(lesson: Lesson) -> None:
     wrong = wrong_answers(lesson)
     run = None
+    by_chance: set[str] = set()
     for playing in play(lesson, wrong):
         run = playing.run
         if run.step.about is not None:
             verdict = run.verdicts[run.step.about]
-            assert not verdict.is_right, run.step.id
+            assert not verdict.is_right or run.step.run in BY_CHANCE, run.step.id
+            by_chance |= {run.step.id} if verdict.is_right else set()
             told = run.page()
             assert verdict.answer in told, (run.step.id, "does not repeat what was answered")
             assert verdict.right in told or re.search(r"\d", told), (
@@ -74,7 +82,7 @@ def test_who_errs_each_time_gets_to_the_end_and_is_told_the_numbers(lesson: Less
             assert UNKNOWN not in told, (run.step.id, told)
     assert run is not None
     assert run.finished
-    assert run.num_right == 0
+    assert run.num_right == len(by_chance)
 
 
 def test_who_acts_too_soon_is_told_what_is_missing_and_gets_every_hint(lesson: Lesson) -> None:

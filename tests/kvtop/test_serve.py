@@ -215,7 +215,7 @@ async def test_tabs_show_one_engine_and_end_alone(served):
     assert len(served.descendants()) == 2  # the engine, and the other tab
     second.drawn = b""
     await second.send("stdin", "8")
-    await second.until(b"main numbers")
+    await second.until(b"One point a second")
     await second.send("stdin", "q")
     await asyncio.wait_for(second.reading, 20)
     await asyncio.to_thread(wait_gone, processes)
