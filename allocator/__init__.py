@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from allocator.engine import Engine
     from allocator.errors import (
         AllocatorError,
+        Cancelled,
         ConfigError,
+        CopyCancelled,
         InvariantViolation,
         NoContiguousRun,
         NotHeld,
@@ -47,7 +49,9 @@ __all__ = [
     "BlockMapReader",
     "BlockMapWriter",
     "BlockPool",
+    "Cancelled",
     "ConfigError",
+    "CopyCancelled",
     "CopyJob",
     "Engine",
     "EngineConfig",
@@ -83,7 +87,9 @@ _HOMES: Final = {
     "engine": ("Engine",),
     "errors": (
         "AllocatorError",
+        "Cancelled",
         "ConfigError",
+        "CopyCancelled",
         "InvariantViolation",
         "NoContiguousRun",
         "NotHeld",
