@@ -277,7 +277,8 @@ def begin(runner: EngineRunner, command: Command) -> None:
     """Have a command in progress, in slices that are small beside the pool of a picture."""
     work.SLICE_BLOCKS = 8  # type: ignore[misc]
     runner.claim()
-    threading.Thread(target=runner.apply, args=(command,), daemon=True).start()
+    # The picture is taken midway: it is never answered, and waits until the program ends.
+    threading.Thread(target=runner.apply, args=(command, 3600.0), daemon=True).start()
     while (now := runner._work[1] if runner._work else None) is None or not now.total_blocks // 3 < now.done_blocks:
         runner.turn()
         time.sleep(0.01)
