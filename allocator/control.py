@@ -174,7 +174,7 @@ def _plan(engine: Engine, command: Command) -> Plan:
             needed = manager.blocks_for(prompt_tokens + output_tokens)
             if needed > device.num_blocks:
                 raise OutOfBlocks(needed, device.num_blocks)
-            return Plan(summary=f"submit {count} requests of {needed} blocks each")
+            return Plan(summary=f"submit {_count(count, 'request')} of up to {needed} blocks each")
         case SetLoad(rate_scale, size_scale):
             if engine.load is None:
                 raise Refused("this engine has no synthetic workload")
@@ -196,13 +196,17 @@ def _plan(engine: Engine, command: Command) -> Plan:
                 whose = f" of {attached.session.label}"
             else:
                 blocks, whose = _num_blocks(engine, _find(engine, seq_id)), ""
-            return Plan(summary=f"cancel sequence {seq_id}{whose}: {blocks} blocks released", sequences=(seq_id,))
+            shared = _num_kept(engine, seq_id)
+            kept = f", {shared} of them stay with others" if shared else ""
+            return Plan(summary=f"cancel sequence {seq_id}{whose}: {blocks} blocks released{kept}", sequences=(seq_id,))
         case Fork(seq_id):
-            table = _running_table(engine, seq_id)
-            if _find(engine, seq_id).contiguous:
+            table, sequence = _running_table(engine, seq_id), _find(engine, seq_id)
+            if sequence.contiguous:
                 raise Refused(f"sequence {seq_id} is contiguous: its blocks are one run of its own")
+            is_full = engine.manager.tables.num_tokens[sequence.row] == len(table) * engine.config.block_size
             return Plan(
-                summary=f"fork sequence {seq_id}: {len(table)} blocks shared, the last copied when written",
+                summary=f"fork sequence {seq_id}: {len(table)} blocks shared"
+                + ("" if is_full else ", the last copied when written"),
                 sequences=(seq_id,),
                 effects=(Effect("shared blocks", _num_shared(engine), _num_shared(engine) + _num_sole(engine, table)),),
             )
@@ -417,6 +421,13 @@ def _num_blocks(engine: Engine, sequence: Sequence) -> int:
     if sequence.host_row is not None:
         return int(engine.manager.host_tables.num_blocks[sequence.host_row])
     return 0
+
+
+def _num_kept(engine: Engine, seq_id: int) -> int:
+    """Return how many of a sequence's blocks on the device other sequences hold as well."""
+    client = engine.clients.by_id.get(seq_id)
+    row = _find(engine, seq_id).row if client is None else client.row
+    return 0 if row is None else engine.manager.device.count_shared(engine.manager.tables.table(row))
 
 
 def _num_shared(engine: Engine) -> int:

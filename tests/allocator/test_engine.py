@@ -364,6 +364,23 @@ def test_a_cancelled_last_sequence_leaves_no_stale_reason():
     assert e.stuck_reason is None
 
 
+def test_plans_of_fork_cancel_and_submit_say_what_becomes_of_blocks() -> None:
+    e = engine([request(18, 60)])
+    size = e.config.block_size
+    e.advance(3)
+    assert written(e)[0] % size != 0
+    assert e.plan(Fork(0)).summary.endswith(" blocks shared, the last copied when written")
+    while written(e)[0] % size != 0:
+        e.advance(1)
+    held = len(e.table(0))
+    assert e.plan(Fork(0)).summary == f"fork sequence 0: {held} blocks shared"
+    assert e.plan(Cancel(0)).summary == f"cancel sequence 0: {held} blocks released"
+    assert e.apply(Fork(0)).ok
+    assert e.plan(Cancel(0)).summary == f"cancel sequence 0: {held} blocks released, {held} of them stay with others"
+    assert e.plan(SubmitLoad(size, size, 1)).summary == "submit 1 request of up to 2 blocks each"
+    assert e.plan(SubmitLoad(size, size, 3)).summary == "submit 3 requests of up to 2 blocks each"
+
+
 def test_pinned_blocks_can_stop_a_run_that_says_why_and_goes_on_when_unpinned():
     e = engine([request(60, 20)], num_blocks=5, num_swap_blocks=0)
     assert e.apply(Pin((0,))).ok
