@@ -296,7 +296,7 @@ class LessonRun:
         step = self.step
         if step.kind == "predict":
             if not self.typed:
-                self.note = "choose one: type its number" if step.options else f"type a number of {step.unit}"
+                self.note = "choose one: type its number" if step.options else "type a whole number"
                 return False
             self.answers[step.id] = step.options[int(self.typed) - 1] if step.options else self.typed
         elif not self.done:

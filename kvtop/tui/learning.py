@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvtop.attachment import Attachment
 from kvtop.errors import UserError
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from kvtop.learn.player import LessonRun, Screen
     from kvtop.learn.school import School
     from kvtop.tui.auto_play import AutoPlay
+
+#: Said once all hints were given: of a task, and of a question, which any answer leaves.
+_NO_MORE_HINTS: Final = (
+    "still stuck? F2, then Enter, begins the lesson anew",
+    "any guess will do: what is right is told afterwards. F2, then Enter, begins the lesson anew",
+)
 
 
 class Learning(Leaving):
@@ -261,7 +267,7 @@ class Learning(Leaving):
                 taken = run.hints.get(run.step.id, 0)
                 pane.hint = run.hint()
                 if pane.hint and taken == len(run.text.hints):
-                    pane.hint = "still stuck? F2, then Enter, begins the lesson anew"
+                    pane.hint = _NO_MORE_HINTS[run.step.kind == "predict"]
             case "words":
                 from kvtop.tui.screens.course import WordsScreen
 

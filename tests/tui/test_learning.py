@@ -143,19 +143,25 @@ async def test_keys_hint_words_back_and_erase(tmp_path: Path) -> None:
             await one.press("enter")
             await one.ready()
         await one.press("enter")
-        assert "type a number of percent" in one.body()
+        assert "type a whole number" in one.body()
         await one.press("9", "9", "backspace", "i")
         assert run.typed == "9"
         assert "Hint: " in one.body()
         await one.press("b")
         assert f"{run.at}/" in one.body()
+        await one.press("i", "backspace")
+        assert run.hints == {"guess-used": 1}
         await one.press("enter")
         assert run.typed == "9"
         await one.press("enter")
         assert run.answers == {"guess-used": "9"}
         await one.ready()
-        await one.press("enter")
+        await one.press("enter", "i")
         assert "Step 0 of 20." in one.body()
+        await one.do("step 3")
+        assert "Step 3 of 20." in one.body()
+        await one.do("step 17")
+        assert "Done. Enter goes on." in one.body()
 
 
 async def test_digits_are_the_consoles_where_nothing_is_asked(tmp_path: Path) -> None:
@@ -170,7 +176,13 @@ async def test_digits_are_the_consoles_where_nothing_is_asked(tmp_path: Path) ->
 async def test_the_course_begins_lessons_and_knows_what_was_played(tmp_path: Path) -> None:
     async with lessons(tmp_path) as one:
         assert isinstance(one.app.screen, CourseScreen)
-        await one.press("down", "up", "enter")
+        await one.press("1", "2")
+        assert one.app.screen.at == 11
+        await one.press("5")
+        assert one.app.screen.at == 4
+        await one.press("0")
+        assert one.app.screen.at == 4
+        await one.press("1", "enter")
         await one.ready()
         assert one.app.play is not None
         assert one.app.play.lesson.name == COURSE[0].name
@@ -268,6 +280,7 @@ async def test_who_is_stuck_is_told_how_to_begin_anew(tmp_path: Path) -> None:
         await one.ready()
         for _ in range(len(run.text.hints) + 1):
             await one.press("i")
+        assert "any guess will do" in one.body()
         assert "F2, then Enter, begins the lesson anew" in " ".join(one.body().split())
         await one.press("f2", "enter")
         assert one.app.play is not run

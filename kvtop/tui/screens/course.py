@@ -63,6 +63,7 @@ class CourseScreen(Dialog[str | None]):
         super().__init__()
         self.look = look
         self._lessons, self._played = lessons, played
+        self._typed = ""
         self._complaint, self._leave, self._may_stay = complaint, leave, may_stay
         done = [played.get(lesson.name, Played()).done for lesson in lessons]
         names = [lesson.name for lesson in lessons]
@@ -87,6 +88,10 @@ class CourseScreen(Dialog[str | None]):
             self.dismiss(None if self._may_stay else LEAVE)
         elif event.key in ("down", "j", "tab", "up", "k"):
             self.at = (self.at + (-1 if event.key in ("up", "k") else 1)) % number
+            self.query_one("#course", Static).update(self.text())
+        elif event.key.isdecimal():
+            self._typed = next((n for n in (self._typed + event.key, event.key) if 1 <= int(n) < number), "")
+            self.at = int(self._typed) - 1 if self._typed else self.at
             self.query_one("#course", Static).update(self.text())
 
     def text(self) -> Text:

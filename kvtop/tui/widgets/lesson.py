@@ -71,7 +71,7 @@ class LessonPane(Pane):
             self._turn(1 if event.key == "b" else -1)
         elif event.key in ("pageup", "pagedown") and self.num_hidden:
             self.move("page_up" if event.key == "pageup" else "page_down")
-        elif what is not None:
+        elif what == "words" or (what is not None and not self._back):
             self.post_message(self.Pressed(what))
         elif (event.character or "").isdecimal() and (event.character or "").isascii() and self._asks:
             self.post_message(self.Pressed(event.character or ""))
@@ -116,7 +116,7 @@ class LessonPane(Pane):
         self._top = max(0, min(self._top, len(body) - room))
         shown = body[self._top : self._top + room]
         has_more = len(body) > self._top + room
-        return [*rows, *shown, *[line()] * (room - len(shown)), *status, self._foot(step, width, has_more)]
+        return [*rows, *shown, *[line()] * (room - len(shown)), *status, self._foot(step, at, width, has_more)]
 
     def _room(self, width: int, height: int) -> int:
         return height - 2 - len(self._status(width))
@@ -165,28 +165,29 @@ class LessonPane(Pane):
         run, look = self.run, self.look
         if run is None or run.finished or self._back or not run.ready:
             return []
-        if self.hint:
-            return self._wrap(f"Hint: {self.hint}", width, "label")
-        if run.note:
-            return self._wrap(run.note, width, "warn")
-        if run.step.kind == "do":
-            if run.done:
-                return [line((" Done. Enter goes on.", look.style("good")))]
-            return self._wrap(run.missing, width, "dim")
-        return []
+        is_task = run.step.kind == "do"
+        if is_task and run.done:
+            return [line((" Done. Enter goes on.", look.style("good")))]
+        rows = self._wrap(f"Hint: {self.hint}", width, "label") if self.hint else []
+        # What a task lacks changes with every step: never what it lacked when Enter was pressed.
+        told = run.missing if is_task else run.note
+        if told and (is_task or not rows):
+            rows += self._wrap(told, width, "warn" if run.note else "dim")
+        return rows
 
-    def _foot(self, step: Step, width: int, has_more: bool) -> Text:
+    def _foot(self, step: Step, at: int, width: int, has_more: bool) -> Text:
         look, run = self.look, self.run
         assert run is not None
-        has_hints = bool(run.lesson.texts[step.id].hints) and not run.finished and not self._back
+        has_hints = bool(run.lesson.texts[step.id].hints) and not run.finished and not self._back and not run.done
+        back = [("b", "back")] if at else []
         if run.finished and not self._back:
-            keys = [("Enter", self.after), ("b", "back")]
+            keys = [("Enter", self.after), *back]
         elif self._back:
-            keys = [("Enter", "forward"), ("b", "back")]
+            keys = [("Enter", "forward"), *back]
         elif step.kind == "do" and not run.done:
-            keys = [("i", "hint"), ("b", "back"), ("w", "words"), ("Tab", "pane")]
+            keys = [("i", "hint"), *back, ("w", "words"), ("Tab", "pane")]
         else:
-            keys = [("Enter", "on"), *([("i", "hint")] if has_hints else []), ("b", "back"), ("w", "words")]
+            keys = [("Enter", "go on"), *([("i", "hint")] if has_hints else []), *back, ("w", "words")]
         if has_more:
             keys.insert(0, ("PgDn", "more"))
         if not self.has_focus:
@@ -202,10 +203,11 @@ class LessonPane(Pane):
     def _summary(self, run: LessonRun) -> str:
         parts = [f"*{run.lesson.title}: done.*"]
         if run.num_predictions:
-            parts.append(f"{run.num_right} of your {run.num_predictions} predictions were right.")
+            verb = "was" if run.num_right == 1 else "were"
+            parts.append(f"{run.num_right} of your {run.num_predictions} predictions {verb} right.")
             parts += [
                 f"{'Right' if v.is_right else 'Wrong'}: you said {v.answer}"
-                + ("." if v.is_right else f"; it was {v.right}.")
+                + ("." if v.answer == v.right else f"; it was {v.right}.")
                 for v in run.verdicts.values()
             ]
         return "\n\n".join(parts)
