@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kvtop.learn.catalog import lesson_files, read_course, read_words
 from kvtop.learn.expression import placeholders
 from kvtop.learn.lesson import Lesson
-from kvtop.learn.playing import play, right_answers
+from kvtop.learn.playing import Playing, keys_of, play, right_answers
 from kvtop.model.format import UNKNOWN
 
 COURSE = read_course()
@@ -99,6 +100,52 @@ def test_who_acts_too_soon_is_told_what_is_missing_and_gets_every_hint(lesson: L
         elif run.step.kind == "predict":
             assert not run.go_on()
             assert run.note
+
+
+def _play_to(lesson_name: str, step: str, answers: dict[str, str]) -> Playing:
+    """A play that has come to a task, without it being done."""
+    lesson = next(lesson for lesson in COURSE if lesson.name == lesson_name)
+    playing = Playing(lesson)
+    while playing.begin_step().id != step:
+        for digit in keys_of(playing.run.step, answers.get(playing.run.step.id)):
+            playing.run.press(digit)
+        for line in playing.run.solution():
+            playing.do(line)
+        assert playing.run.go_on()
+    return playing
+
+
+def test_who_lets_far_too_much_time_pass_is_judged_by_what_was_asked() -> None:
+    playing = _play_to("contiguous", "run-20", {"guess-used": "26"})
+    with contextlib.closing(playing):
+        playing.do("step 200")
+        run = playing.run
+        assert run.go_on()
+        playing.begin_step()
+        assert run.verdicts["guess-used"].is_right
+        while "guess-starts" not in run.verdicts:
+            run.press("2")
+            assert run.go_on()
+            playing.begin_step()
+        assert run.verdicts["guess-starts"].is_right
+        assert "in 2 pieces" in run.page()
+
+
+def test_who_forks_before_being_asked_is_told_a_fork_costs_nothing() -> None:
+    playing = _play_to("forks", "guess-taken", {})
+    with contextlib.closing(playing):
+        playing.do("fork 0")
+        playing.do("step 2")
+        run = playing.run
+        run.press("0")
+        assert run.go_on()
+        playing.begin_step()
+        assert not run.done
+        for line in run.solution():
+            playing.do(line)
+        assert run.go_on()
+        playing.begin_step()
+        assert run.verdicts["guess-taken"].is_right
 
 
 def test_every_lesson_asks_lets_do_and_explains(lesson: Lesson) -> None:
