@@ -17,15 +17,14 @@ import msgspec
 
 from allocator.commands import Command, command_name
 from kvtop.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, SourceError, UserError
-from kvtop.panels.command_text import plain_reason
+from kvtop.panels.command_text import SHORT, plain_reason
 from kvtop.serving_commands import AnyCommand, ServingCommand
 
 if TYPE_CHECKING:
     from allocator.plans import Plan
     from kvtop.attachment import Attachment
 
-#: What one types, where it is not the command's own name: shorter, and other words for it.
-_SHORT: Final = {"set-speed": "speed", "submit-load": "submit", "evict-cached": "evict", "verify-contents": "verify"}
+#: Other words for a command's name.
 _ALIASES: Final = {"defrag": "compact"}
 #: What one types for ``None`` where that is a choice, not an absence.
 _NONE_WORDS: Final = {"speed": "max"}
@@ -78,7 +77,7 @@ class CtlGroup(click.Group):
         name = _ALIASES.get(cmd_name, cmd_name)
         if name == "snapshot":
             return click.Command("snapshot", callback=_take_snapshot, help=_take_snapshot.__doc__)
-        kind = _commands().get(_SHORT.get(name, name))
+        kind = _commands().get(SHORT.get(name, name))
         return None if kind is None else _make_command(cmd_name, kind)
 
     def resolve_command(
@@ -94,7 +93,7 @@ def _commands() -> dict[str, type[AnyCommand]]:
     found = {}
     for kind in (*typing.get_args(Command), *typing.get_args(ServingCommand)):
         name = command_name(kind)
-        found[_SHORT.get(name, name)] = kind
+        found[SHORT.get(name, name)] = kind
     return found
 
 
@@ -133,7 +132,7 @@ def _make_command(name: str, kind: type[AnyCommand]) -> click.Command:
         try:
             command = msgspec.convert({**values, "type": kind.__name__}, kind)
         except msgspec.ValidationError as error:
-            raise UserError(f"{name}: {plain_reason(error)}") from None
+            raise UserError(f"{name}: {plain_reason(error, kind)}") from None
         return _send(click.get_current_context().find_object(_Aim) or _Aim(), command)
 
     text = " ".join((kind.__doc__ or "").replace("``", "").partition("\n\n")[0].split())

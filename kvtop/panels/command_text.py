@@ -27,6 +27,14 @@ def _kinds(commands: Any) -> Mapping[str, type[Any]]:
 OWN_KINDS: Final = _kinds(Command)
 SERVING_KINDS: Final = _kinds(ServingCommand)
 KINDS: Final = {**OWN_KINDS, **SERVING_KINDS}
+#: Command → the shorter name that one may type for it, and that ``kvtop ctl`` uses.
+SHORT: Final = {"set-speed": "speed", "submit-load": "submit", "evict-cached": "evict", "verify-contents": "verify"}
+_FULL: Final = {short: name for name, short in SHORT.items()}
+
+
+def full_name(name: str) -> str:
+    """Return a command's own name for what was typed: ``evict-cached`` for ``evict``, any other as it is."""
+    return _FULL.get(name, name)
 
 
 def usage(name: str) -> str:
@@ -52,6 +60,7 @@ def parse_command(text: str) -> AnyCommand:
         UserError: One line: the command, the value, what is allowed.
     """
     name, *words = text.split()
+    name = full_name(name)
     kind = KINDS.get(name)
     if kind is None:
         raise UserError(f"{name}: no such command; Tab lists them")
@@ -80,7 +89,7 @@ def parse_command(text: str) -> AnyCommand:
     try:
         command: AnyCommand = msgspec.convert({**values, "type": kind.__name__}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UserError(f"{name}: {plain_reason(error)}") from None
+        raise UserError(f"{name}: {plain_reason(error, kind)}") from None
     return command
 
 
@@ -107,12 +116,34 @@ def _ids(name: str, words: list[str]) -> list[int]:
     return ids
 
 
-def plain_reason(error: msgspec.ValidationError) -> str:
-    """Return a validation error as ``field: what is wrong``."""
+def plain_reason(error: msgspec.ValidationError, kind: type[Any]) -> str:
+    """Return what is wrong with a command of ``kind`` as ``field: what is allowed``."""
     text = str(error).replace("`", "")
-    text = re.sub(r"Expected str matching regex \S+", "letters and digits, with . _ - between them", text)
-    problem, at, field = text.partition(" - at $.")
-    return f"{field}: {problem[:1].lower()}{problem[1:]}" if at else problem
+    problem, at, path = text.partition(" - at $.")
+    if not at:
+        return text
+    field = path.partition("[")[0]
+    return f"{field}: {_allowed(problem, typing.get_type_hints(kind).get(field))}"
+
+
+def _allowed(problem: str, hint: Any) -> str:
+    """Return what a field takes in words, from the type of the field and what the decoder found."""
+    if problem.startswith("Invalid enum value"):
+        return f"one of {', '.join(_choices(hint))}"
+    if "matching regex" in problem:
+        return "letters and digits, with . _ - between them"
+    found = re.match(r"Expected (int|float|bool)(?:.* (<|>)= (\S+))?", problem)
+    if found is None:
+        return f"{problem[:1].lower()}{problem[1:]}"
+    what = {"int": "a whole number", "float": "a number", "bool": "true or false"}[found[1]]
+    return f"{what}, at {'most' if found[2] == '<' else 'least'} {found[3]}" if found[2] else what
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the words of every ``Literal`` in a type."""
+    if typing.get_origin(hint) is typing.Literal:
+        return list(typing.get_args(hint))
+    return [word for part in typing.get_args(hint) for word in _choices(part)]
 
 
 def describe(command: AnyCommand) -> str:

@@ -22,7 +22,7 @@ def details(view: View, asked: Asked) -> tuple[Section, ...]:
     if snapshot is None:
         return nothing(view)
     if asked.selected is None:
-        return (Section("Sequence", (Entry("none selected", "a row, or a block that it holds, selects one"),)),)
+        return (Section("Sequence", (Entry("none selected", "Enter on a row, or on a held block, selects"),)),)
     row = next((s for s in snapshot.sequences if s.seq_id == asked.selected), None)
     if row is None:
         return (Section("Sequence", (Entry(f"sequence {asked.selected}", "not in the list"),)),)

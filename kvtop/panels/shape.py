@@ -32,7 +32,7 @@ def fragmentation(view: View, asked: Asked) -> tuple[Section, ...]:
             "internal", fmt.percent(numbers.internal_ratio), "empty slots of held blocks", share=numbers.internal_ratio
         ),
         Entry("over time", "", series=history.get("internal")),
-        Entry("allocatable", fmt.blocks(numbers.allocatable), f"in {fmt.count(numbers.free_runs)} runs"),
+        Entry("allocatable", fmt.blocks(numbers.allocatable), f"in {_runs(numbers.free_runs)}"),
         Entry("longest run", fmt.blocks(largest), f"{fmt.count(tokens)} tokens in one piece"),
         Entry("failed for want of a run", fmt.count(failed), alarm=bool(failed)),
     )
@@ -74,10 +74,12 @@ def _histogram(lengths: np.ndarray) -> tuple[Entry, ...]:
         low, high = 1 << i, (2 << i) - 1
         name = str(low) if low == high else f"{fmt.short(low)}-{fmt.short(high)}"
         share = ratio(inside, float(lengths.sum()))
-        entries.append(
-            Entry(name, f"{fmt.count(number)} {'run' if number == 1 else 'runs'}", fmt.percent(share), share)
-        )
+        entries.append(Entry(name, _runs(number), fmt.percent(share), share))
     return tuple(entries)
+
+
+def _runs(number: int) -> str:
+    return f"{fmt.count(number)} {'run' if number == 1 else 'runs'}"
 
 
 def _fits(lengths: np.ndarray, block_size: int) -> tuple[Entry, ...]:
@@ -88,6 +90,7 @@ def _fits(lengths: np.ndarray, block_size: int) -> tuple[Entry, ...]:
     while size <= max(1, 4 * int(lengths.max(initial=0))) and size <= max(1, allocatable):
         fit, room = int((lengths // size).sum()), allocatable // size
         words = f"of {fmt.count(room)} by number alone"
-        entries.append(Entry(f"{fmt.short(size)} blocks", f"{fmt.count(fit)}", words, ratio(fit, room), alarm=fit == 0))
+        name = f"{fmt.short(size)} {'block' if size == 1 else 'blocks'}"
+        entries.append(Entry(name, f"{fmt.count(fit)}", words, ratio(fit, room), alarm=fit == 0))
         size *= 2
     return tuple(entries)

@@ -303,7 +303,8 @@ class LookActions(ExportActions):
         """Return the lines that begin with what was typed, and what they do."""
         name, space, _ = typed.partition(" ")
         if space:
-            use = LOOKS[name][0] if name in LOOKS else command_text.usage(name) if name in self._kinds else ""
+            own = command_text.full_name(name)
+            use = LOOKS[name][0] if name in LOOKS else command_text.usage(own) if own in self._kinds else ""
             choices = [w for w in use.partition(" ")[2].split(" ")[0].split("|") if w.islower()]
             if name == "panel" or "PANEL" in use:
                 choices = [*PANELS, NONE] if name in ("beside", "below") else list(PANELS)
@@ -320,8 +321,9 @@ class LookActions(ExportActions):
         name, space, rest = typed.lstrip().partition(" ")
         if not name or (not space and self.suggest(name)):
             return ""
-        if not (name in self._kinds and rest.strip()):
-            is_known = name in self._kinds or name in LOOKS or any(a.line == name for a in ACTIONS)
+        own = command_text.full_name(name)
+        if not (own in self._kinds and rest.strip()):
+            is_known = own in self._kinds or name in LOOKS or any(a.line == name for a in ACTIONS)
             return "" if is_known else f"{name}: no such command; Tab lists them"
         try:
             command_text.parse_command(typed)
@@ -332,15 +334,18 @@ class LookActions(ExportActions):
     def run_line(self, text: str) -> None:
         """Do what a line of the command line says; a bad one is told on the event line."""
         name, _, rest = text.strip().partition(" ")
+        own = command_text.full_name(name)
         try:
             if name in LOOKS:
                 self._look_line(name, rest.strip())
                 return
             # A command's own name wins over an action's of the same name unless nothing was said with it.
             action = next((a for a in ACTIONS if a.line == name), None)
-            if name in self._kinds and (rest or action is None or action.sheet is False):
+            if own in self._kinds and (rest or action is None or action.sheet is False):
                 self._command_line(command_text.parse_command(text))
             elif action is not None:
+                if rest and self.refusal(action) is None:  # without these words it is not what was asked for
+                    raise UserError(f"{name} {rest.strip()}: {name} takes no more")
                 self.call_later(self.run_action, action.name)
             else:
                 raise UserError(f"{name}: no such command; : and Tab list them")

@@ -69,6 +69,6 @@ class SettingActions(EngineActions):
         if self._may("undo") is None:
             return
         if change is None:
-            self.say("nothing to undo: no size, policy, watermark, compaction mode or load was changed from here")
+            self.say("nothing to undo: no size, policy, watermark, mode or load was changed here")
             return
         self._open_sheet("undo", f"Undo {change.text}", change.inverse)

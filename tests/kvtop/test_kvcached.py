@@ -154,7 +154,7 @@ def test_the_command_line(
     assert numbers(folder)[0] == 2 * GIB
     assert len(audit_path().read_text().splitlines()) == 1
     assert run([*to, "set-memory-limit", "0"]) == 2
-    assert "limit_mib: expected int >= 1" in capsys.readouterr().err
+    assert "limit_mib: a whole number, at least 1" in capsys.readouterr().err
     assert run(["ctl", "--to", "kvcached:nowhere", "--yes", "set-memory-limit", "1"]) == 3
     assert "no pool nowhere" in capsys.readouterr().err
     assert run(["ctl", "--to", "kvcached:a/b", "--yes", "set-memory-limit", "1"]) == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from textual import events
+from textual.containers import VerticalScroll
 from tui_fakes import TABLES, FakeOperations, FocusedSource, console, scripted_observation
 
 from allocator.commands import (
@@ -161,6 +162,32 @@ async def test_action_help():
         assert not isinstance(c.app.screen, HelpScreen)
         await c.press("f1")
         assert isinstance(c.app.screen, HelpScreen)
+
+
+async def test_every_line_of_help_has_room():
+    """A line that is wider than the overlay goes on at its left edge, among the keys."""
+    async with console(size=(80, 24)) as c:
+        await c.press("question_mark")
+        pane = c.app.screen.query_one(VerticalScroll)
+        room = pane.scrollable_content_region.width
+        keys = [row for row in c.app.screen.text().plain.splitlines() if row.startswith("  ")]
+        assert [row for row in keys if len(row) > room] == []
+
+
+async def test_help_scrolls_by_lines_and_by_screens():
+    async with console(size=(80, 24)) as c:
+        await c.press("question_mark")
+        pane = c.app.screen.query_one(VerticalScroll)
+        await c.press("down", "j")
+        assert pane.scroll_y == 2
+        await c.press("pagedown")
+        assert pane.scroll_y == 2 + pane.size.height - 1
+        await c.press("pageup", "k", "up")
+        assert pane.scroll_y == 0
+        await c.press("end")
+        assert pane.scroll_y == pane.max_scroll_y > 0
+        await c.press("home")
+        assert pane.scroll_y == 0
 
 
 async def test_action_move_right():

@@ -17,7 +17,7 @@ from textual.color import Color
 from textual.strip import Strip
 from tui_fakes import TABLES, FocusedSource, console, scripted_arrays, scripted_observation
 
-from allocator.commands import Compact, Pause, Pin, Resize, SetSpeed, Step
+from allocator.commands import Compact, EvictCached, Pause, Pin, Resize, SetSpeed, Step
 from allocator.ids import BlockState
 from allocator.snapshot import CompactionRecord, CopyNumbers, LockNumbers
 from kvtop.errors import UserError
@@ -400,6 +400,7 @@ async def test_action_command_line():
         ("compact longest-run max_moves=100", Compact("longest-run", None, 100)),
         ("pin 4 10-12", Pin((4, 10, 11, 12))),
         ("compact", Compact("pack-low")),
+        ("evict 5", EvictCached(5)),
     ],
 )
 async def test_lines_that_change_the_engine_show_their_plan(line, command):
@@ -424,7 +425,7 @@ async def test_lines_that_only_set_the_pace_act_at_once(line, command):
     [
         ("nonsense", "nonsense: no such command"),
         ("set-speed", "SPEED is missing"),
-        ("resize many", "resize: num_blocks: expected int, got str"),
+        ("resize many", "resize: num_blocks: a whole number"),
         ("resize 4 5", "resize 5: resize NUM_BLOCKS takes no more"),
         ("resize size=4", "resize size: not a field"),
         ("pin x", "pin x: block ids, such as 4 10-20"),
@@ -432,7 +433,13 @@ async def test_lines_that_only_set_the_pace_act_at_once(line, command):
         ("theme pink", "theme pink: one of dark, light, contrast, colour-blind"),
         ("block -1", "block -1: a whole number"),
         ("sequence 99", "no sequence 99"),
-        ("compact sideways", "compact: goal: invalid enum value"),
+        ("compact sideways", "compact: goal: one of pack-low, longest-run, by-sequence"),
+        ("set-load much", "set-load: rate_scale: a number"),
+        ("preempt 1 gently", "preempt: mode: one of swap, recompute"),
+        ("speed fast", "set-speed: speed: a number"),
+        ("evict some", "evict-cached: num_blocks: a whole number"),
+        ("watermark 5", "watermark 5: watermark takes no more"),
+        ("quit now", "quit now: quit takes no more"),
     ],
 )
 async def test_a_bad_line_is_told_in_one_line(line, note):

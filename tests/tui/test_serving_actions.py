@@ -199,9 +199,9 @@ async def test_lines_of_the_command_line() -> None:
         await c.press("escape")
         for line, words in (
             ("compact pack-low", "not offered by this engine"),
-            ("sleep 9", "level: expected int <= 2"),
+            ("sleep 9", "level: a whole number, at most 2"),
             ("save-slot 1 a/b", "filename: letters and digits"),
-            ("wake up", "invalid enum value"),
+            ("wake up", "tags: one of weights, kv_cache, scheduling"),
         ):
             c.app.run_line(line)
             await c.pilot.pause()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from rich.text import Text
 from textual import events
@@ -14,8 +14,9 @@ from textual.widgets import Static
 from kvtop.tui.look import Look
 from kvtop.tui.screens.dialog import Dialog
 
-#: Keys that scroll by so many lines, besides those of the pane itself.
-_SCROLL = {"j": 1, "k": -1}
+#: Keys that scroll by so many lines, and by so many screens.
+_LINES: Final = {"j": 1, "down": 1, "k": -1, "up": -1}
+_SCREENS: Final = {"pagedown": 1, "space": 1, "pageup": -1}
 
 
 class Overlay(Dialog[None]):
@@ -57,9 +58,21 @@ class Overlay(Dialog[None]):
         if event.key in self._closed_by:
             event.stop()
             self.dismiss()
-        elif event.key in _SCROLL:
+        elif self._scroll(self.query_one(VerticalScroll), event.key):
             event.stop()
-            self.query_one(VerticalScroll).scroll_relative(y=_SCROLL[event.key], animate=False)
+
+    def _scroll(self, pane: VerticalScroll, key: str) -> bool:
+        """Scroll the pane if this is a key that does, and say whether it is."""
+        if key in _LINES or key in _SCREENS:
+            lines = _LINES.get(key, 0) + _SCREENS.get(key, 0) * max(1, pane.size.height - 1)
+            pane.scroll_relative(y=lines, animate=False)
+        elif key == "home":
+            pane.scroll_home(animate=False)
+        elif key == "end":
+            pane.scroll_end(animate=False)
+        else:
+            return False
+        return True
 
     def text(self) -> Text:
         """Return what it says."""
