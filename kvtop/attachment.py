@@ -73,6 +73,11 @@ class Attachment:
             self.view = reduce(self.view, observation, self.clock())
             return self.view
 
+    @property
+    def reason(self) -> str | None:
+        """Why the last reading failed, without the seconds until the next one, which change with each look."""
+        return None if self.view.error is None else self.view.error.partition("; asked again")[0]
+
     def close(self) -> None:
         """Let go of the engine; ends it if this console started it."""
         self.source.close()

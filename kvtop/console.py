@@ -152,7 +152,8 @@ def run_attached(targets: Sequence[str], options: AttachOptions, look: ConsoleOp
 
     first: list[Attachment] = [open_targets(targets, options)]
     # What answers there but is no engine is told before the screen is taken.
-    reason = first[0].poll(_FIRST_ANSWER_S).error
+    first[0].poll(_FIRST_ANSWER_S)
+    reason = first[0].reason
     if reason is not None:
         first[0].close()
         raise SourceError(f"{targets[0]}: {reason}")

@@ -83,9 +83,8 @@ def _watch(attachment: Attachment, log: Log, stop: Callable[[], Ending | None]) 
     pause = threading.Event()
     told: str | None = "nothing yet"
     while True:
-        view = attachment.poll(_READING_S)
-        # The seconds until the next try change with each look; the reason in front of them does not.
-        reason = view.error.partition("; asked again")[0] if view.error else None
+        attachment.poll(_READING_S)
+        reason = attachment.reason
         if reason != told:
             if reason is not None:
                 log.warning(reason)

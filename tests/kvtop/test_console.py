@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
 import pytest
 
-from kvtop.console import Session, require_terminal
+from kvtop.console import ConsoleOptions, Session, require_terminal, run_attached
 from kvtop.engine_setup import EngineOptions
-from kvtop.errors import UserError
+from kvtop.errors import SourceError, UserError
+from kvtop.targets import AttachOptions
 
 
 class Stream:
@@ -111,3 +113,13 @@ def test_options_are_refused_before_an_engine_is_waited_for(tmp_path):
     with pytest.raises(UserError, match=r"empty\.jsonl"):
         session.connect()
     session.close()
+
+
+def test_a_server_that_is_not_there_is_told_without_a_promise_to_ask_again(monkeypatch):
+    monkeypatch.setattr("kvtop.console.require_terminal", lambda *_: None)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it, and nobody answers
+        target = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(SourceError) as caught:
+            run_attached([target], AttachOptions(), ConsoleOptions())
+    assert str(caught.value) == f"{target}: nothing listens there"
