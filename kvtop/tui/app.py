@@ -30,6 +30,7 @@ from kvtop.tui.learning import Learning
 from kvtop.tui.look import AsciiFilter, detect_look
 from kvtop.tui.screens.advice import AdviceScreen
 from kvtop.tui.screens.help import HelpScreen
+from kvtop.tui.screens.sheet import ActionSheet
 from kvtop.tui.settings import Settings
 from kvtop.tui.themes import DARK
 from kvtop.tui.widgets.block_map import BlockMap
@@ -195,6 +196,8 @@ class KvtopApp(Learning):
         base.query_one(Footer).redraw()
         if isinstance(self.screen, AdviceScreen):
             self.screen.show(view, self._estimates)
+        if isinstance(self.screen, ActionSheet) and self.view.snapshot is not None:
+            self.screen.keep_current(self.view.snapshot.step, self.clock())
         self._show_inspector()
 
     def _show_inspector(self) -> None:

@@ -527,6 +527,24 @@ async def test_action_compact():
         await c.until(lambda: c.operations.applied == [Compact("longest-run")], "the command")
 
 
+async def test_an_open_plan_is_made_again_once_the_engine_has_gone_on():
+    source = FocusedSource([scripted_observation(step=step) for step in (5000, 5000, 5000, 5001, 5002, 5003)])
+    async with console(source=source) as c:
+        sheet = await _sheet_of(c, "C")
+        first = sheet.plan
+        for _ in range(2):  # no step was taken, however much time goes by
+            await c.poll(after_s=5.0)
+        assert len(c.operations.planned) == 1
+        await c.poll(after_s=5.0)
+        await c.until(lambda: len(c.operations.planned) == 2 and sheet.plan is not first, "the plan made again")
+        await c.poll(after_s=0.1)  # too soon
+        assert len(c.operations.planned) == 2
+        await c.poll(after_s=5.0)
+        await c.until(lambda: len(c.operations.planned) == 3, "the third plan")
+        assert set(c.operations.planned) == {Compact("pack-low")}
+        assert c.operations.applied == []
+
+
 async def test_action_policy():
     async with console() as c:
         sheet = await _sheet_of(c, "O")

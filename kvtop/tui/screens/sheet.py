@@ -22,6 +22,8 @@ from kvtop.tui.screens.dialog import Dialog
 from kvtop.tui.widgets.lines import line, printable
 
 _MAX_DIGITS: Final = 9
+#: Between two plans of one command, at least: making one is work for the engine. [s]
+RENEW_S: Final = 1.0
 #: An effect whose name has one of these words is a ratio, and written as a percentage.
 _RATIO_WORDS: Final = ("ratio", "fragmentation", "usage", "watermark")
 
@@ -99,6 +101,9 @@ class ActionSheet(Dialog[AnyCommand | None]):
         self._picked = 0
         self._ask = ask
         self._request = 0
+        self._is_asked = False
+        self._step: int | None = None
+        self._renew_at_s = 0.0
 
     def compose(self) -> ComposeResult:
         with Vertical() as pane:
@@ -157,8 +162,24 @@ class ActionSheet(Dialog[AnyCommand | None]):
                 self.command = made
         self._request += 1
         if self.command is not None:
+            self._is_asked = True
             self._ask(self, self._request, self.command)
         self._draw()
+
+    def keep_current(self, step: int, now_s: float) -> None:
+        """Have the plan made again once the engine has gone on; the one shown stays until then.
+
+        Args:
+            step: Where the engine is.
+            now_s: Any clock that goes on. [s]
+        """
+        if self.plan is None or self._is_asked or self.command is None or isinstance(self.command, ServingCommand):
+            return
+        if self._step is None:
+            self._step, self._renew_at_s = step, now_s + RENEW_S
+        elif step != self._step and now_s >= self._renew_at_s:
+            self._step, self._renew_at_s, self._is_asked = step, now_s + RENEW_S, True
+            self._ask(self, self._request, self.command)
 
     def wants(self, request: int) -> bool:
         """Whether the answer to this request would still be shown; safe from any thread."""
@@ -166,7 +187,7 @@ class ActionSheet(Dialog[AnyCommand | None]):
 
     def on_plan_ready(self, message: PlanReady) -> None:
         if message.request == self._request:
-            self.plan = message.plan
+            self.plan, self._is_asked = message.plan, False
             self._draw()
 
     # Drawing --------------------------------------------------------------------------------------------------------
