@@ -150,13 +150,7 @@ def run_attached(targets: Sequence[str], options: AttachOptions, look: ConsoleOp
     require_terminal(sys.stdin, sys.stdout, sys.stderr, os.environ)
     from kvtop.targets import open_targets
 
-    first: list[Attachment] = [open_targets(targets, options)]
-    # What answers there but is no engine is told before the screen is taken.
-    first[0].poll(_FIRST_ANSWER_S)
-    reason = first[0].reason
-    if reason is not None:
-        first[0].close()
-        raise SourceError(f"{targets[0]}: {reason}")
+    first = [_open_answering(targets, options)]
 
     def connect() -> Attachment:
         return first.pop() if first else open_targets(targets, options)
@@ -169,6 +163,43 @@ def run_attached(targets: Sequence[str], options: AttachOptions, look: ConsoleOp
         for attachment in (*first, app.attachment):
             if attachment is not None:
                 attachment.close()
+
+
+def _open_answering(targets: Sequence[str], options: AttachOptions) -> Attachment:
+    """Return targets opened; what answers there but is no engine is told before anything is shown."""
+    from kvtop.targets import open_targets
+
+    attachment = open_targets(targets, options)
+    attachment.poll(_FIRST_ANSWER_S)
+    reason = attachment.reason
+    if reason is not None:
+        attachment.close()
+        raise SourceError(f"{targets[0]}: {reason}")
+    return attachment
+
+
+def run_attached_plain(
+    targets: Sequence[str], options: AttachOptions, *, every_s: float, once: bool, panels: Sequence[str] = ()
+) -> int:
+    """Print a running engine's view as lines of text, every ``every_s`` or once, and return the exit code.
+
+    Args:
+        targets, options: As of ``run_attached``.
+        every_s, once, panels: As of ``kvtop.plain.print_views``.
+
+    Raises:
+        UserError: A target is wrong.
+        SourceError: The engine cannot be reached.
+    """
+    from kvtop.plain import print_views
+
+    attachment = _open_answering(targets, options)
+    try:
+        return print_views(attachment, every_s=every_s, once=once, panels=panels)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        attachment.close()
 
 
 def run_plain(

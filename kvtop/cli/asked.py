@@ -104,6 +104,22 @@ def record_order(params: Params) -> RecordOrder | None:
     return RecordOrder(params["record"], params["record_every"], kvtop.__version__)
 
 
+def asks_for_plain(ctx: click.Context, params: Params) -> bool:
+    """Return whether lines of text are wanted instead of a screen.
+
+    Raises:
+        UserError: An option was given that belongs to the other.
+    """
+    for name, option in (("once", "--once"), ("panels", "--panel")):
+        if params[name] and not params["plain"]:
+            raise UserError(f"{option}: only together with --plain")
+    if params["plain"]:
+        for name, option in (("theme", "--theme"), ("ascii_only", "--ascii"), ("metrics_port", "--metrics-port")):
+            if params[name] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise UserError(f"{option}: not together with --plain")
+    return bool(params["plain"])
+
+
 def console_options(ctx: click.Context) -> ConsoleOptions:
     """Return how the console is to look and behave, of a context made by ``with_file`` or ``with_look``."""
     from kvtop.console import ConsoleOptions

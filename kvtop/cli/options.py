@@ -203,9 +203,8 @@ LOOK_OPTIONS: Final = (
     option("--no-remember", is_flag=True, help="Arrange panels as at first, and remember no other arrangement."),
 )
 
-#: Of the console on an engine of its own.
-CONSOLE_OPTIONS: Final = (
-    *LOOK_OPTIONS,
+#: Of lines of text instead of a screen.
+PLAIN_OPTIONS: Final = (
     option("--plain", is_flag=True, help="Print lines of text instead of a screen, for pipes and screen readers."),
     click.option(
         "--panel",
@@ -217,6 +216,9 @@ CONSOLE_OPTIONS: Final = (
     ),
     click.option("--once", is_flag=True, help="With --plain: print one reading, after --refresh, and end."),
 )
+
+#: Of the console on an engine of its own.
+CONSOLE_OPTIONS: Final = (*LOOK_OPTIONS, *PLAIN_OPTIONS)
 
 
 def with_options(options: Sequence[Callable[[_F], _F]]) -> Callable[[_F], _F]:

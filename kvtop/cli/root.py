@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 import kvtop
-from kvtop.cli.asked import console_options, engine_options, metrics_address, record_order
+from kvtop.cli.asked import asks_for_plain, console_options, engine_options, metrics_address, record_order
 from kvtop.cli.benches import bench_group
 from kvtop.cli.exports import export_group
 from kvtop.cli.file import Group, with_file
@@ -34,9 +34,7 @@ from kvtop.options_file import OptionsFile
 @click.option("--in-process", is_flag=True, help="Run the engine in the console's own process, for tests.")
 @click.version_option(kvtop.__version__, "--version", prog_name="kvtop", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(
-    ctx: click.Context, /, in_process: bool, plain: bool, once: bool, panels: tuple[str, ...], **params: Any
-) -> int:
+def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
     """See a paged KV cache live, block by block, and act on it.
 
     Without a command: the console on the embedded engine.
@@ -48,15 +46,9 @@ def cli(
                     f"{param.opts[0]}: options go after the command: kvtop {ctx.invoked_subcommand} {param.opts[0]} …"
                 )
         return EXIT_OK
-    for option, is_given in (("--once", once), ("--panel", bool(panels))):
-        if is_given and not plain:
-            raise UserError(f"{option}: only together with --plain")
     ctx = with_file(ctx)
     params = {**params, **ctx.params}
-    if plain:
-        for name, option in (("theme", "--theme"), ("ascii_only", "--ascii"), ("metrics_port", "--metrics-port")):
-            if params[name] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                raise UserError(f"{option}: not together with --plain")
+    if asks_for_plain(ctx, params):
         from kvtop.console import run_plain
 
         return run_plain(
@@ -65,8 +57,8 @@ def cli(
             in_process=in_process,
             publish=params["publish"],
             every_s=params["refresh_s"] or 2.0,
-            once=once,
-            panels=panels,
+            once=params["once"],
+            panels=params["panels"],
         )
     from kvtop.console import run_console
 

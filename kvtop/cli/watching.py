@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kvtop.cli.asked import Params, console_options, metrics_address
+from kvtop.cli.asked import Params, asks_for_plain, console_options, metrics_address
 from kvtop.cli.file import Command, with_look
-from kvtop.cli.options import CONFIG_OPTION, LOG_OPTION, LOOK_OPTIONS, with_options
+from kvtop.cli.options import CONFIG_OPTION, CONSOLE_OPTIONS, LOG_OPTION, with_options
 from kvtop.cli.values import SECONDS, WORD, whole
 from kvtop.ctl import CtlGroup, aim
 from kvtop.errors import UserError
@@ -58,7 +58,7 @@ def attach_options(params: Params) -> AttachOptions:
 @click.option("--metrics-tls-key", metavar="FILE", help="Its key, in PEM, without a passphrase.")
 @click.option("--metrics-auth", metavar="FILE", help="Ask for a user and a password: lines of USER:PASSWORD.")
 @LOG_OPTION
-@with_options(LOOK_OPTIONS)
+@with_options(CONSOLE_OPTIONS)
 @CONFIG_OPTION
 @click.pass_context
 def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bool, **params: Any) -> int:
@@ -76,7 +76,11 @@ def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bo
         raise UserError("--headless and --metrics-port N: only together")
     if headless and options.allow_operations:
         raise UserError("--allow-operations: not with --headless, where nobody could be asked")
-    look = console_options(with_look(ctx))
+    ctx = with_look(ctx)
+    is_plain = asks_for_plain(ctx, ctx.params)
+    if is_plain and options.allow_operations:
+        raise UserError("--allow-operations: not with --plain, where nobody could be asked")
+    look = console_options(ctx)
     if not targets:
         from kvtop.discovery import choose, discover
 
@@ -87,8 +91,11 @@ def attach_command(ctx: click.Context, /, targets: tuple[str, ...], headless: bo
         from kvtop.exporting import run_exporting
 
         return run_exporting(targets, options, address=address, log_format=params["log_format"])
-    from kvtop.console import run_attached
+    from kvtop.console import run_attached, run_attached_plain
 
+    if is_plain:
+        every_s = params["refresh_s"] or 2.0
+        return run_attached_plain(targets, options, every_s=every_s, once=params["once"], panels=params["panels"])
     return run_attached(targets, options, look)
 
 

@@ -7,11 +7,14 @@ from kvtop.model import format as fmt
 from kvtop.model.history import per_second
 from kvtop.model.view import TierView, View
 from kvtop.panels.content import Asked, Entry, Section, nothing
+from kvtop.panels.remote import remote_overview
 
 
 def overview(view: View, asked: Asked) -> tuple[Section, ...]:
     """Return the main numbers in words: what the header and the map say."""
     snapshot = view.snapshot
+    if view.remote is not None:
+        return remote_overview(view.remote)
     if snapshot is None:
         return nothing(view)
     counters = snapshot.counters

@@ -6,6 +6,7 @@ import io
 
 import msgspec
 import pytest
+from fake_nvml import NO_LIBRARY, FakeNvml
 
 from allocator.ids import BlockState
 from allocator.snapshot import Counters, SequenceRow, Snapshot
@@ -13,7 +14,10 @@ from kvtop.alerting import Alerting
 from kvtop.attachment import Attachment
 from kvtop.cli import run
 from kvtop.cli.options import PANEL_NAMES
-from kvtop.model.observation import Observation
+from kvtop.exporter import start_exporter
+from kvtop.metrics_address import MetricsAddress
+from kvtop.model.observation import Observation, RemoteObservation
+from kvtop.model.remote import Capability, EngineRow, RemoteFacts
 from kvtop.monitoring.rules import RuleSettings
 from kvtop.operations import ReadOnly
 from kvtop.panels.catalog import CONTENTS
@@ -124,3 +128,44 @@ def test_what_fires_is_told_without_asking():
 
 def test_the_names_of_panels_are_those_there_are():
     assert set(PANEL_NAMES) == set(CONTENTS)
+
+
+def _served(*rows: EngineRow, **more: object) -> RemoteObservation:
+    facts = RemoteFacts("vLLM", "0.32.0", "http://127.0.0.1:8000", rows, **more)  # type: ignore[arg-type]
+    return RemoteObservation(facts)
+
+
+def test_a_server_is_told_in_words_and_what_it_does_not_tell_is_not_known():
+    capabilities = (Capability("hit ratio"), Capability("sleep", "needs development mode"))
+    row = EngineRow(model="tiny", usage_ratio=0.25, used_blocks=64, total_blocks=256, running=3)
+    source = ScriptedSource((_served(row, capabilities=capabilities, notes=("one \x1b[2Jnote",)),))
+    said = lines(Attachment(source, ReadOnly("only looking"), lambda: 1.0).poll())
+    assert "vllm tiny rank 0, used: 25.0%" in said
+    assert "vllm tiny rank 0, blocks held: 64 (of 256)" in said
+    assert "vllm tiny rank 0, preemptions: not known" in said
+    assert "offered, sleep: needs development mode" in said
+    assert all(line.isprintable() and ": " in line for line in said)
+
+
+def test_a_lost_server_of_several_is_told_and_is_no_zero():
+    rows = (EngineRow(target="a:1", kind="vLLM", running=2), EngineRow(target="b:1", trouble="nothing listens there"))
+    said = lines(Attachment(ScriptedSource((_served(*rows),)), ReadOnly("only looking"), lambda: 1.0).poll())
+    assert "b:1, trouble: nothing listens there" in said
+    assert sum(line.startswith("b:1") for line in said) == 1
+
+
+def test_an_engine_that_runs_already_is_printed(capsys):
+    exporter = start_exporter(
+        _attachment(_observation()).poll, MetricsAddress("127.0.0.1", 0), nvml=FakeNvml({"init": NO_LIBRARY})
+    )
+    try:
+        target = f"http://127.0.0.1:{exporter.port}"
+        assert run(["attach", target, "--plain", "--once", "--refresh", "0.02"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert "kvtop scripted rank 0, running: 1" in said
+        assert run(["attach", target, "--plain", "--allow-operations"]) == 2
+        assert "not with --plain" in capsys.readouterr().err
+        assert run(["attach", target, "--once"]) == 2
+        assert "--once: only together with --plain" in capsys.readouterr().err
+    finally:
+        exporter.close()
