@@ -33,6 +33,7 @@ from kvtop.tui.screens.help import HelpScreen
 from kvtop.tui.screens.sheet import ActionSheet
 from kvtop.tui.settings import Settings
 from kvtop.tui.themes import DARK
+from kvtop.tui.typed_ahead import TypedAhead
 from kvtop.tui.widgets.block_map import BlockMap
 from kvtop.tui.widgets.header import Header
 from kvtop.tui.widgets.inspector import Inspector, InspectorLine, owner_of
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 _NOTE_S: Final = 8.0
 
 
-class KvtopApp(Learning):
+class KvtopApp(TypedAhead, Learning):
     """The console on one engine.
 
     Args:

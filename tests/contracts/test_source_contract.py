@@ -168,7 +168,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Harness]]:
         return next(made[-1])
 
     yield make
-    for harness in made:
+    for harness in reversed(made):  # each puts the environment back as it found it
         next(harness, None)
 
 

@@ -86,8 +86,9 @@ def test_dropped_batches_come_from_the_buffer_and_nothing_is_lost(publisher: Pub
     storm.blow(3)
     catches_up(subscriber, storm)
     with subscriber._lock:  # the reader stands still, and the sender drops what nobody takes
+        taken = subscriber._facts.batches
         storm.blow(600)
-        assert subscriber._facts.batches == 3
+        assert subscriber._facts.batches == taken
     storm.blow(1)
     catches_up(subscriber, storm)
     facts = subscriber.facts()

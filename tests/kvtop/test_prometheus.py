@@ -48,9 +48,13 @@ class Operator:
         return said
 
     def compact(self) -> None:
-        """Let nothing else happen, and move blocks together, plan first."""
-        self.ctl("pause")
-        planned = self.ctl("--dry-run", "compact")["plan"]
+        """Stop where there is something to move, and move blocks together, plan first."""
+        for _ in range(20):
+            self.ctl("pause")
+            planned = self.ctl("--dry-run", "compact")["plan"]
+            if planned["moved_blocks"]:
+                break
+            self.ctl("resume")
         assert planned["moved_blocks"] > 0
         assert planned["refusal"] is None
         assert self.ctl("compact")["outcome"]["ok"]

@@ -25,6 +25,8 @@ from kvtop.tui.widgets.lesson import LessonPane
 from kvtop.tui.widgets.stage import Stage
 
 COURSE = read_course()
+#: What threads do to each other is never quite the same twice: there, what was right may come to be wrong.
+BY_CHANCE = ("optimistic",)
 
 
 @dataclass
@@ -125,7 +127,8 @@ async def test_every_page_of_every_lesson_fits_80x24(lesson: Lesson, tmp_path: P
             assert UNKNOWN not in run.page()
             await one.press("enter")
         assert not too_long
-        assert run.num_right == run.num_predictions
+        by_chance = sum(step.run in BY_CHANCE for step in lesson.steps)
+        assert run.num_predictions - by_chance <= run.num_right <= run.num_predictions
         assert "predictions were right" in one.body()
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.color import Color
 from textual.strip import Strip
 from tui_fakes import TABLES, FocusedSource, console, scripted_arrays, scripted_observation
@@ -689,3 +690,16 @@ async def test_a_line_is_checked_while_it_is_typed():
                 assert c.app.problem_of(typed) == "", typed
             await c.press("escape")
         assert c.operations.planned == []
+
+
+async def test_what_is_typed_ahead_of_a_dialog_is_the_dialogs():
+    """All of these keys are there before the first is looked at, as in a paste or over a slow line."""
+    async with console() as c:
+        for key in (":", *"panel gpu", "\r"):
+            c.app.post_message(events.Key({":": "colon", " ": "space", "\r": "enter"}.get(key, key), key))
+        await c.until(lambda: "GPUs of this machine" in c.screen_text(), "the panel")
+        assert len(c.app.screen_stack) == 1
+        for key in "R512":
+            c.app.post_message(events.Key(key, key))
+        await c.until(lambda: Resize(512) in c.operations.planned, "the plan")
+        assert c.operations.applied == []

@@ -98,6 +98,11 @@ class Prompt(Dialog[str | None]):
                 field.cursor_position = len(field.value)
         elif event.key == "backspace" and not field.value:
             self.dismiss(None)
+        # What is typed before the field has the focus comes here; afterwards the field keeps it.
+        elif event.key == "enter":
+            self.dismiss(field.value)
+        elif event.is_printable and event.character:
+            field.insert_text_at_cursor(event.character)
         else:
             return
         event.stop()
