@@ -327,7 +327,7 @@ def test_a_task_that_must_hold_is_undone_by_who_goes_on() -> None:
         playing.do("step 1")
         assert not playing.run.done
         assert not playing.run.go_on()
-        assert "more than a multiple of 4" in playing.run.note
+        assert "a block ends at" in playing.run.note
     finally:
         playing.close()
 
