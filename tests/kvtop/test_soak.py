@@ -140,7 +140,5 @@ def test_a_million_steps_under_random_commands(steps: int) -> None:
         assert process.returncode == 0
     fifth = len(memory) // 5
     assert max(fds) <= max(fds[: fifth + 1]) + 4, "connections that come and go leave no descriptor"
-    if steps >= 1_000_000:
-        # By then every table and queue has had its largest size: the commands let thousands wait now and then, and the
-        # system's allocator keeps what those took.
-        assert max(memory[-fifth:]) <= 1.05 * max(memory[: 3 * fifth]) + (4 << 20)
+    if steps >= 1_000_000:  # by then every table and queue has had its largest size
+        assert max(memory[-fifth:]) <= 1.1 * max(memory[:fifth]) + (4 << 20)
