@@ -52,8 +52,10 @@ import numpy as np
 
 from allocator.ids import BlockKey
 
-#: Keyed blocks remembered: four pools, within these bounds.
-_MIN_REMEMBERED: Final = 1 << 18
+#: Keyed blocks remembered: twice what the largest capacity of a summary needs, since a chain is forgotten as a whole
+#: and a pool can be made larger; within these bounds, since each costs some 150 bytes.
+_POOLS: Final = 8
+_MIN_REMEMBERED: Final = 1 << 15
 _MAX_REMEMBERED: Final = 1 << 21
 _MIN_SLOTS: Final = 1024
 #: Slots of segments that are not in the stack: of a running sequence's own, and of one that an ended sequence left to
@@ -104,7 +106,7 @@ class ReuseDistances:
     Args:
         num_blocks: Pool size, from which follows how many blocks are remembered.
         is_exact: Whether the run is serial and evicts by LRU.
-        remembered: Keyed blocks remembered at most; by default four pools, within bounds.
+        remembered: Keyed blocks remembered at most; by default eight pools, within bounds.
 
     Attributes:
         is_exact: Whether what was seen so far allows exact predictions; whoever disturbs the cache sets it to false.
@@ -118,7 +120,7 @@ class ReuseDistances:
         self.query_blocks = 0
         self.floor = 0
         self.ceiling: int | None = None
-        self._remembered = remembered or min(max(4 * num_blocks, _MIN_REMEMBERED), _MAX_REMEMBERED)
+        self._remembered = remembered or min(max(_POOLS * num_blocks, _MIN_REMEMBERED), _MAX_REMEMBERED)
         self._owner: dict[BlockKey, _Segment] = {}
         self._running: dict[int, _Segment] = {}
         self._held = 0

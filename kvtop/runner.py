@@ -49,6 +49,11 @@ PUBLISH_SHARE: Final = 0.01
 MAX_PUBLISH_EVERY_S: Final = 0.5
 #: Seconds of engine work after which a turn ends, so that commands and observers are answered in time.
 TURN_S: Final = 0.01
+#: Seconds of such a turn while somebody is being answered, and seconds since the last request for which that is so; and
+#: turns after which the others are let in otherwise.
+_TALK_TURN_S: Final = 0.002
+_TALK_S: Final = 0.02
+_QUIET_TURNS: Final = 4
 #: Seconds a turn may ask to sleep, at most: the engine's heartbeat stays young.
 MAX_IDLE_S: Final = 0.5
 MAX_QUEUED: Final = 64
@@ -183,6 +188,7 @@ class EngineRunner:
         #: An engine that is recorded keeps these commands too, though they are none of its own.
         self._note_pace: Callable[[Command, Outcome], object] = getattr(engine, "note_pace", lambda command, outcome: 0)
         self._speed = speed
+        self._turns, self._talked_s, self._turn_s = 0, -math.inf, TURN_S
         self._paused = paused
         self._max_steps = max_steps
         self._notes = notes
@@ -291,6 +297,8 @@ class EngineRunner:
                     with self._wake:
                         if not self._queue and not stop.is_set():
                             self._wake.wait(idle_s)
+                elif self._lets_others_in():
+                    time.sleep(0)
         finally:
             with self._wake:
                 self._thread_id = None
@@ -307,11 +315,25 @@ class EngineRunner:
             for request in left:
                 request.finish(None, _STOPPED)
 
+    def _lets_others_in(self) -> bool:
+        """Return whether other threads are to be let in now that a turn is over and the next is due.
+
+        An engine at full speed gives the interpreter's lock back and takes it again many times a turn, in its copies
+        and sums. Each time, whoever waits for the lock begins to wait anew: it would get it after hundreds of
+        milliseconds, rather than after the switch interval.
+        """
+        self._turns += 1
+        return self._turns % _QUIET_TURNS == 0 or self._turn_s < TURN_S
+
     def turn(self) -> float:
         """Answer what was asked, take the steps that are due, and return the seconds that may be slept now."""
         with self._engine_lock:
-            for request in self._take_requests():
+            requests = self._take_requests()
+            if requests:
+                self._talked_s = self._clock()
+            for request in requests:
                 self._begin(request)
+            self._turn_s = _TALK_TURN_S if self._clock() - self._talked_s < _TALK_S else TURN_S
             if self._stalled and self.engine.is_waiting:
                 self._stalled = False  # an attached program came: time goes on
                 self._anchor()
@@ -485,7 +507,7 @@ class EngineRunner:
         try:
             while outcome is None:
                 outcome = work.advance()
-                if self._clock() - began_s >= TURN_S:
+                if self._clock() - began_s >= self._turn_s:
                     break
         except Exception as error:
             self._fail(error, faults)
@@ -535,7 +557,7 @@ class EngineRunner:
                 break
             taken = self._advance(min(due, self._batch_steps))
             due = due - taken if taken else 0
-            if self._clock() - started_s >= TURN_S:
+            if self._clock() - started_s >= self._turn_s:
                 break
         now_s = self._clock()
         if self._stepping is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 from event_samples import CLEARED, Engine, Publisher, removed, stored
@@ -17,6 +18,9 @@ WIDE = 400
 #: Messages that either side keeps.
 QUEUE = 8
 TIMEOUT_S = 30.0
+
+#: Starts a subscriber of a publisher.
+Following: TypeAlias = Callable[..., Subscriber]
 
 
 class Storm:
@@ -54,11 +58,21 @@ def publisher():
     publisher.close()
 
 
-def following(publisher: Publisher, wall: Callable[[], float] = lambda: 0.0) -> Subscriber:
-    subscriber = Subscriber([publisher.endpoint], replay_quiet_s=0.5, queue=QUEUE, wall=wall)
-    subscriber.start()
-    publisher.wait_for_subscriber()
-    return subscriber
+@pytest.fixture
+def following() -> Iterator[Following]:
+    """Start subscribers of a publisher, and close them in the end, whatever comes of the test."""
+    subscribers: list[Subscriber] = []
+
+    def follow(publisher: Publisher, wall: Callable[[], float] = lambda: 0.0) -> Subscriber:
+        subscriber = Subscriber([publisher.endpoint], replay_quiet_s=0.5, queue=QUEUE, wall=wall)
+        subscribers.append(subscriber)
+        subscriber.start()
+        publisher.wait_for_subscriber()
+        return subscriber
+
+    yield follow
+    for subscriber in subscribers:
+        subscriber.close()
 
 
 def residents(subscriber: Subscriber) -> Counter[int]:
@@ -81,7 +95,7 @@ def catches_up(subscriber: Subscriber, storm: Storm) -> None:
     until(is_there, TIMEOUT_S)
 
 
-def test_dropped_batches_come_from_the_buffer_and_nothing_is_lost(publisher: Publisher) -> None:
+def test_dropped_batches_come_from_the_buffer_and_nothing_is_lost(publisher: Publisher, following: Following) -> None:
     storm, subscriber = Storm(publisher, 1), following(publisher)
     storm.blow(3)
     catches_up(subscriber, storm)
@@ -95,10 +109,11 @@ def test_dropped_batches_come_from_the_buffer_and_nothing_is_lost(publisher: Pub
     assert residents(subscriber) == +storm.resident
     assert (facts.state, facts.gaps, facts.missed, facts.drift) == ("complete", 0, 0, 0)
     assert facts.replayed > 100
-    subscriber.close()
 
 
-def test_what_no_buffer_has_any_more_is_told_until_the_cache_is_cleared(publisher: Publisher) -> None:
+def test_what_no_buffer_has_any_more_is_told_until_the_cache_is_cleared(
+    publisher: Publisher, following: Following
+) -> None:
     publisher.engine.buffer = 20
     storm, subscriber = Storm(publisher, 2), following(publisher)
     storm.blow(3)
@@ -117,10 +132,9 @@ def test_what_no_buffer_has_any_more_is_told_until_the_cache_is_cleared(publishe
     storm.breathe()
     catches_up(subscriber, storm)
     assert (subscriber.facts().state, residents(subscriber)) == ("complete", +storm.resident)
-    subscriber.close()
 
 
-def test_many_pauses_end_in_the_exact_state(publisher: Publisher) -> None:
+def test_many_pauses_end_in_the_exact_state(publisher: Publisher, following: Following) -> None:
     storm, subscriber, rng = Storm(publisher, 3), following(publisher), random.Random(3)
     for _ in range(6):
         with subscriber._lock:
@@ -130,11 +144,10 @@ def test_many_pauses_end_in_the_exact_state(publisher: Publisher) -> None:
     catches_up(subscriber, storm)
     assert residents(subscriber) == +storm.resident
     assert subscriber.facts().state == "complete"
-    subscriber.close()
 
 
 def test_a_reader_that_keeps_finding_more_than_it_takes_says_so(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvtop.sources.remote import subscriber as module
 
@@ -156,10 +169,11 @@ def test_a_reader_that_keeps_finding_more_than_it_takes_says_so(
     assert "falling behind: partial" in seen
     until(lambda: subscriber.facts().state == "complete", TIMEOUT_S)
     assert residents(subscriber) == +storm.resident
-    subscriber.close()
 
 
-def test_how_far_behind_is_measured_against_the_best_and_not_between_clocks(publisher: Publisher) -> None:
+def test_how_far_behind_is_measured_against_the_best_and_not_between_clocks(
+    publisher: Publisher, following: Following
+) -> None:
     now_s = 5000.0  # the engine's clock begins at 0 and goes on by 1 a batch
     subscriber = following(publisher, wall=lambda: now_s)
     publisher.publish(stored([1]))
@@ -169,10 +183,9 @@ def test_how_far_behind_is_measured_against_the_best_and_not_between_clocks(publ
     publisher.publish(stored([2]))
     until(lambda: subscriber.facts().batches == 2, TIMEOUT_S)
     until(lambda: subscriber.facts().behind_s == 30.0, TIMEOUT_S)
-    subscriber.close()
 
 
-def test_an_engine_started_anew_in_the_middle_of_a_storm(publisher: Publisher) -> None:
+def test_an_engine_started_anew_in_the_middle_of_a_storm(publisher: Publisher, following: Following) -> None:
     storm, subscriber = Storm(publisher, 5), following(publisher)
     storm.blow(50)
     catches_up(subscriber, storm)
@@ -193,4 +206,3 @@ def test_an_engine_started_anew_in_the_middle_of_a_storm(publisher: Publisher) -
     facts = subscriber.facts()
     assert facts.restarts >= 1  # what was still queued of the old one looks like yet another
     assert facts.state == "complete"
-    subscriber.close()

@@ -13,14 +13,14 @@ import pytest
 from fake_engine import FakeEngine, ManualClock, broken_law, until
 
 from allocator.block_map import BlockArrays
-from allocator.commands import Compact, Pause, Resize, Resume, SetSpeed, Step, SubmitLoad, VerifyContents
+from allocator.commands import Compact, Pause, Resize, Resume, SetSpeed, SetWatermark, Step, SubmitLoad, VerifyContents
 from allocator.errors import StorageError
 from allocator.ids import Tier
 from allocator.plans import Outcome
 from kvtop import runner as runner_module
 from kvtop.errors import SourceError
 from kvtop.model.observation import BlockHolders, Focus
-from kvtop.runner import MAX_QUEUED, EngineRunner
+from kvtop.runner import MAX_QUEUED, EngineRunner, _Request
 
 LOOK = Focus()
 
@@ -94,6 +94,45 @@ def test_speed_max_never_sleeps_and_ends_its_turns(engine: FakeEngine, clock: Ma
     runner = EngineRunner(engine, speed=None, clock=clock)
     assert runner.turn() == 0
     assert engine.step == 4  # 10 ms of work a turn
+
+
+def test_turns_are_short_while_somebody_is_answered(engine: FakeEngine, clock: ManualClock) -> None:
+    def cost() -> None:
+        clock.now_s += 0.0011
+
+    engine.step_cost = cost
+    runner = EngineRunner(engine, speed=None, clock=clock)
+
+    def steps() -> int:
+        before = engine.step
+        runner.turn()
+        return engine.step - before
+
+    assert [steps() for _ in range(3)] == [10] * 3
+    with runner._wake:
+        runner._queue.append(_Request(SetWatermark(0.5)))
+    assert [steps() for _ in range(12)] == [2] * 10 + [10] * 2  # 20 ms of short ones, and long ones again
+
+
+def test_an_engine_at_full_speed_lets_others_in_now_and_then_and_always_while_it_answers(
+    engine: FakeEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps: list[int] = []
+    monkeypatch.setattr("kvtop.runner.time.sleep", lambda seconds: sleeps.append(engine.step))
+    stop = threading.Event()
+
+    def cost() -> None:
+        clock.now_s += 0.011
+        if engine.step == 8:
+            with runner._wake:
+                runner._queue.append(_Request(SetWatermark(0.5)))
+        if engine.step == 16:
+            stop.set()
+
+    engine.step_cost = cost
+    runner = EngineRunner(engine, speed=None, clock=clock)
+    runner.run(stop)
+    assert sleeps == [4, 8, 10, 11, 12, 16]
 
 
 def test_an_engine_that_becomes_busy_holds_nobody_up_for_long(clock: ManualClock) -> None:
@@ -468,8 +507,8 @@ def test_publications_are_at_most_twenty_a_second(
     engine: FakeEngine, started: Callable[[EngineRunner], EngineRunner]
 ) -> None:
     runner = started(EngineRunner(engine, speed=None))
+    began_s = time.monotonic()  # before the first one: an observer may be told of it late
     runner.observe(LOOK)
-    began_s = time.monotonic()
     for _ in range(6):
         seen = runner.observe(LOOK)
         assert seen.device is not None

@@ -82,6 +82,12 @@ def any_command(rng: random.Random, snapshot: Snapshot) -> Command:
     )
 
 
+#: Requests waiting above which the load is lightened: a queue that grows for as long as more is asked for than the pool
+#: can serve, with some 4 kB a request, is growth that was ordered.
+_LONG_QUEUE = 50
+LIGHTER: tuple[Command, ...] = (SetLoad(0.5, 0.5), Resize(400), SetWatermark(0.0), SetPolicy("fcfs"))
+
+
 def totals(counters: Counters) -> dict[str, int]:
     return {name: getattr(counters, name) for name in counters.__struct_fields__ if name not in _LEVELS}
 
@@ -116,6 +122,8 @@ def test_a_million_steps_under_random_commands(steps: int) -> None:
                 if isinstance(command, VerifyContents):
                     assert operations.apply(command, TIMEOUT_S).ok
             assert operations.apply(Unpin(tuple(range(64))), TIMEOUT_S).message
+            for command in LIGHTER if snapshot.num_waiting > _LONG_QUEUE else ():
+                assert operations.apply(command, TIMEOUT_S).message
             assert operations.apply(Step(steps // 400), TIMEOUT_S).message
             assert operations.apply(Resume(), TIMEOUT_S).ok
             if rounds % 20 == 1:  # one who comes, looks and goes; a script; a scrape

@@ -113,6 +113,8 @@ class Subscriber:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_END_S)
+        elif self._thread.ident is None:  # the thread that closes them was never started
+            self._context.destroy(linger=0)
 
     def server_restarted(self) -> None:
         """Say that the engine was started anew, which its numbering does not always show."""
