@@ -956,16 +956,33 @@ class Engine:
             self._evictions_told += evicted
             self.emit("evict", f"{evicted} cached block{'' if evicted == 1 else 's'} evicted", None, evicted)
 
-    def events_from(self, number: int) -> tuple[Event, ...]:
-        """Return kept events from ``number`` on, oldest first."""
-        missing = min(self._num_events - number, len(self._events))
-        if missing <= 0:
-            return ()
-        return tuple(self._events[i] for i in range(len(self._events) - missing, len(self._events)))
+    def events_from(self, number: int, newest: int | None = None) -> tuple[Event, ...]:
+        """Return kept events from ``number`` on, oldest first; where ``newest`` is given, no more than so many."""
+        wanted = min(self._num_events - number, len(self._events))
+        if newest is not None:
+            wanted = min(wanted, newest)
+        latest = list(itertools.islice(reversed(self._events), max(0, wanted)))
+        latest.reverse()
+        return tuple(latest)
 
-    def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
-        """Return the state at this step boundary; ``phase``, ``speed`` and ``steps_per_s`` are the caller's to know."""
-        return engine_snapshot.take(self, phase=phase, speed=speed, steps_per_s=steps_per_s, next_event=next_event)
+    def snapshot(
+        self,
+        *,
+        phase: str,
+        speed: float | None,
+        steps_per_s: float | None,
+        next_event: int = 0,
+        max_events: int | None = None,
+    ) -> Snapshot:
+        """Return the state at this step boundary; see ``engine_snapshot.take``."""
+        return engine_snapshot.take(
+            self,
+            phase=phase,
+            speed=speed,
+            steps_per_s=steps_per_s,
+            next_event=next_event,
+            max_events=max_events,
+        )
 
     def pool_size(self, tier: Tier) -> int | None:
         """Return a tier's pool size; ``None`` when there is no such tier."""

@@ -22,7 +22,13 @@ _STATUS_NAMES: Final = {status: status.name.lower() for status in Status}
 
 
 def take(
-    engine: Engine, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0
+    engine: Engine,
+    *,
+    phase: str,
+    speed: float | None,
+    steps_per_s: float | None,
+    next_event: int = 0,
+    max_events: int | None = None,
 ) -> Snapshot:
     """Return an engine's state at this step boundary.
 
@@ -30,6 +36,7 @@ def take(
         engine: Between two steps, on its own thread.
         phase, speed, steps_per_s: The caller's to know.
         next_event: The first event wanted.
+        max_events: How many of the newest are enough; ``None`` is all that are kept.
     """
     manager, config, scheduler = engine.manager, engine.config, engine.scheduler
     sequences, num_attached = _sequence_rows(engine, paused=phase == "paused")
@@ -58,7 +65,7 @@ def take(
         num_swapped=swapped,
         counters=msgspec.structs.replace(engine.counters),
         sequences=sequences,
-        events=engine.events_from(next_event),
+        events=engine.events_from(next_event, max_events),
         notes=_notes(engine),
         compactions=tuple(engine.compactor.records),
         running_limit=engine.thrash.limit,

@@ -10,7 +10,7 @@ import msgspec
 
 from kvtop.errors import SourceError
 from kvtop.model.observation import Focus, Observation, RemoteObservation
-from kvtop.model.reduce import fail, reduce
+from kvtop.model.reduce import MAX_EVENTS, fail, reduce
 from kvtop.model.view import View
 from kvtop.operations import Operations
 from kvtop.sources.base import Source
@@ -50,7 +50,14 @@ class Attachment:
     def poll(self, timeout_s: float = 2.0) -> View:
         """Read once and fold the reading into ``view``; a failure keeps the last facts, with the reason."""
         with self._poll_lock:
-            focus = Focus(self._focus_seq, self._focus_block, self._next_event, self._num_victims, self._wants_lineage)
+            focus = Focus(
+                self._focus_seq,
+                self._focus_block,
+                self._next_event,
+                self._num_victims,
+                self._wants_lineage,
+                max_events=MAX_EVENTS,
+            )
             try:
                 observation = self.source.read(focus, timeout_s)
                 before = self.view.snapshot

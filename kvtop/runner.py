@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -74,6 +74,10 @@ _SLICED: Final = (Compact, Resize, SwapOut, SwapIn)
 _AT_ONCE: Final = (Abort, Pause, Resume, SetSpeed)
 
 
+#: Which events an observer wants: from which number on, and how many of the newest are enough.
+_Events: TypeAlias = tuple[int, int | None]
+
+
 class SteppedEngine(Protocol):
     """What the runner needs of an engine; ``allocator.engine.Engine`` is one."""
 
@@ -103,7 +107,13 @@ class SteppedEngine(Protocol):
     def apply(self, command: Command) -> Outcome: ...
 
     def snapshot(
-        self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0
+        self,
+        *,
+        phase: str,
+        speed: float | None,
+        steps_per_s: float | None,
+        next_event: int = 0,
+        max_events: int | None = None,
     ) -> Snapshot: ...
 
     def pool_size(self, tier: Tier) -> int | None: ...
@@ -660,7 +670,7 @@ class EngineRunner:
             for request in observers:
                 request.finish(None, f"the engine cannot be read: {_describe(error)}")
             return
-        snapshots: dict[int, Snapshot] = {}  # by the first event wanted: consoles in step share one
+        snapshots: dict[_Events, Snapshot] = {}  # consoles in step share one
         for request in observers:
             assert isinstance(request.payload, Focus)
             try:
@@ -689,12 +699,13 @@ class EngineRunner:
         self._arrays_are_current = True
         self._published_s = self._clock()
 
-    def _observation(self, focus: Focus, snapshots: dict[int, Snapshot]) -> Observation:
+    def _observation(self, focus: Focus, snapshots: dict[_Events, Snapshot]) -> Observation:
         device, host = self._arrays
         engine = self.engine
-        snapshot = snapshots.get(focus.next_event)
+        events = focus.next_event, focus.max_events
+        snapshot = snapshots.get(events)
         if snapshot is None:
-            snapshot = snapshots[focus.next_event] = self._snapshot(focus.next_event)
+            snapshot = snapshots[events] = self._snapshot(*events)
         table = engine.table(focus.seq_id) if focus.seq_id is not None else None
         block = None
         if focus.block_id is not None and 0 <= focus.block_id < (engine.pool_size("device") or 0):
@@ -707,9 +718,13 @@ class EngineRunner:
             kin = lineage({ids[row]: table for row, table in engine.tables().each() if row in ids})
         return Observation(snapshot, device, host, table, block, victims, kin)
 
-    def _snapshot(self, next_event: int) -> Snapshot:
+    def _snapshot(self, next_event: int, max_events: int | None) -> Snapshot:
         snapshot = self.engine.snapshot(
-            phase=self._phase(), speed=self._speed, steps_per_s=self._rate(), next_event=next_event
+            phase=self._phase(),
+            speed=self._speed,
+            steps_per_s=self._rate(),
+            next_event=next_event,
+            max_events=max_events,
         )
         is_empty = snapshot.num_running + snapshot.num_waiting + snapshot.num_swapped == 0
         phase = "idle" if snapshot.phase == "running" and is_empty else snapshot.phase

@@ -111,7 +111,15 @@ class FakeEngine:
     def next_victims(self, limit: int) -> tuple[int, ...]:
         return tuple(range(self.num_blocks))[:limit]
 
-    def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
+    def snapshot(
+        self,
+        *,
+        phase: str,
+        speed: float | None,
+        steps_per_s: float | None,
+        next_event: int = 0,
+        max_events: int | None = None,
+    ) -> Snapshot:
         return Snapshot(
             step=self.step,
             time_s=self.step * 0.025,
@@ -136,7 +144,9 @@ class FakeEngine:
             num_swapped=0,
             counters=self.counters,
             sequences=(),
-            events=tuple(self.events[next_event:]),
+            events=tuple(
+                self.events[next_event if max_events is None else max(next_event, len(self.events) - max_events) :]
+            ),
         )
 
     def pool_size(self, tier: Tier) -> int | None:

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from allocator.snapshot import Snapshot
 from kvtop.bench.figures import Figure, figure, ratio_figure
 from kvtop.engine_process import EngineProcess
 from kvtop.engine_setup import EngineOptions
 from kvtop.model.observation import Focus
+from kvtop.model.reduce import MAX_EVENTS
 from kvtop.sources.local import LocalSource
 
 #: Seconds an observation may take.
@@ -93,7 +96,7 @@ def measure_observer(rounds: int, sizes: ObserverSizes) -> Iterator[Figure]:
 def _measure(source: LocalSource, pid: int, window_s: float, rate_hz: float | None) -> Window:
     """Let the engine run for a while, observed at ``rate_hz`` or at the two ends only."""
     began_s, begin, cpu_s = _mark(source, pid)
-    focus = _following(begin, Focus())
+    focus = _following(begin, Focus(max_events=MAX_EVENTS))
     end_s, count = began_s + window_s, 0
     while (now_s := time.perf_counter()) < end_s:
         due_s = end_s if rate_hz is None else min(end_s, began_s + (count + 1) / rate_hz)
@@ -112,7 +115,7 @@ def _measure(source: LocalSource, pid: int, window_s: float, rate_hz: float | No
 
 def _following(snapshot: Snapshot, focus: Focus) -> Focus:
     """Return what a console asks for next: the events it has not seen."""
-    return Focus(next_event=snapshot.events[-1].number + 1) if snapshot.events else focus
+    return msgspec.structs.replace(focus, next_event=snapshot.events[-1].number + 1) if snapshot.events else focus
 
 
 def _mark(source: LocalSource, pid: int) -> tuple[float, Snapshot, float | None]:

@@ -25,6 +25,7 @@ class Focus(msgspec.Struct, frozen=True):
         seq_id: A sequence whose block table is wanted.
         block_id: A device block whose holders are wanted.
         next_event: Number of the first event not yet seen.
+        max_events: How many of the newest are enough; ``None`` is all that are kept.
         num_victims: How many of the next blocks to be evicted are wanted, at most ``MAX_VICTIMS``.
         lineage: Whether it is wanted who shares blocks with whom.
     """
@@ -34,6 +35,7 @@ class Focus(msgspec.Struct, frozen=True):
     next_event: int = 0
     num_victims: int = 0
     lineage: bool = False
+    max_events: int | None = None
 
 
 class BlockHolders(msgspec.Struct, frozen=True):

@@ -211,9 +211,19 @@ class RecordedEngine:
         """Keep a command that concerns the pace only, which the engine itself knows nothing of."""
         self._note_command(RecordedCommand(self._engine.step, command, msgspec.structs.replace(outcome, seconds=0.0)))
 
-    def snapshot(self, *, phase: str, speed: float | None, steps_per_s: float | None, next_event: int = 0) -> Snapshot:
+    def snapshot(
+        self,
+        *,
+        phase: str,
+        speed: float | None,
+        steps_per_s: float | None,
+        next_event: int = 0,
+        max_events: int | None = None,
+    ) -> Snapshot:
         """Return the engine's snapshot, with a note if the recording has ended early."""
-        seen = self._engine.snapshot(phase=phase, speed=speed, steps_per_s=steps_per_s, next_event=next_event)
+        seen = self._engine.snapshot(
+            phase=phase, speed=speed, steps_per_s=steps_per_s, next_event=next_event, max_events=max_events
+        )
         return seen if self.failure is None else msgspec.structs.replace(seen, notes=(*seen.notes, self.failure))
 
     def end_recording(self) -> None:

@@ -85,6 +85,8 @@ class RecordedSource:
                 raise SourceError(str(error)) from None
             self.missing = {"operations": _READ_ONLY, **({} if moment.host else {"host-tier": _NO_HOST_TIER})}
             events = tuple(event for event in moment.recent if event.number >= focus.next_event)
+            if focus.max_events is not None:
+                events = events[max(0, len(events) - focus.max_events) :]
             snapshot = msgspec.structs.replace(
                 moment.snapshot,
                 phase=self._phase(moment.snapshot.phase),

@@ -1031,3 +1031,18 @@ def test_many_rows_are_freed_in_one_call_each_tail_first():
     assert manager.device.num_active == 0
     assert manager.device.eviction_order().tolist() == [*tables[0][1][::-1], *tables[1][1][::-1]]
     check_manager(manager)
+
+
+def test_events_are_told_from_a_number_on_and_the_newest_of_them():
+    e = Engine(EngineConfig(num_blocks=32, geometry="none"))
+    for number in range(5000):
+        e.emit("command", str(number))
+
+    def told(*asked: int) -> list[str]:
+        return [event.text for event in e.events_from(*asked)]
+
+    assert told(0) == [str(n) for n in range(5000 - 4096, 5000)]
+    assert told(4990) == [str(n) for n in range(4990, 5000)]
+    assert told(4990, 3) == ["4997", "4998", "4999"]
+    assert told(4998, 3) == ["4998", "4999"]
+    assert told(5000) == told(6000, 3) == told(0, 0) == []

@@ -88,6 +88,8 @@ def test_events_are_told_once_and_belong_to_their_moment(source: RecordedSource)
     assert [e.number for e in events] == list(range(events[0].number, events[-1].number + 1))
     assert all(e.step <= 300 for e in events)
     assert source.read(Focus(next_event=events[-1].number + 1), 1.0).snapshot.events == ()
+    assert source.read(Focus(max_events=2), 1.0).snapshot.events == events[-2:]
+    assert source.read(Focus(max_events=0), 1.0).snapshot.events == ()
 
 
 def test_a_view_that_is_wound_back_knows_nothing_of_later(source: RecordedSource, clock: Clock) -> None:

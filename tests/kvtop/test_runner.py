@@ -411,7 +411,14 @@ def test_events_from_the_one_asked_for(engine: FakeEngine) -> None:
     runner = EngineRunner(engine)
     for _ in range(3):
         runner.apply(Compact())
-    assert [event.number for event in runner.observe(Focus(next_event=1)).snapshot.events] == [1, 2]
+
+    def told(focus: Focus) -> list[int]:
+        return [event.number for event in runner.observe(focus).snapshot.events]
+
+    assert told(Focus(next_event=1)) == [1, 2]
+    assert told(Focus(max_events=2)) == [1, 2]
+    assert told(Focus(next_event=2, max_events=2)) == [2]
+    assert told(Focus(max_events=0)) == []
 
 
 def test_an_engine_without_sequences_is_idle(engine: FakeEngine) -> None:
