@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -28,7 +27,7 @@ from allocator.compute import Compute, Stamps
 from allocator.config import STEP_S, EngineConfig
 from allocator.content import AdjustableLoad, Request
 from allocator.errors import CopyCancelled, InvariantViolation, NoContiguousRun, OutOfBlocks, Refused, StorageError
-from allocator.events import Event, EventKind
+from allocator.events import Event, EventKind, EventLog
 from allocator.executor import Executor
 from allocator.faults import FaultInjector
 from allocator.faulty_storage import FaultyStorage
@@ -49,7 +48,6 @@ from allocator.transfers import Transfer
 from allocator.work import Work, slice_blocks
 from allocator.workload_facts import Blocked
 
-_EVENTS_KEPT: Final = 4096
 _NOTHING: Final = Counters()
 
 
@@ -116,8 +114,7 @@ class Engine:
         self.measures = Measures(config, self.manager)
         self._counters = Counters()
         self.step_times = Stopwatch()
-        self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
-        self._num_events = 0
+        self._events = EventLog()
         self._seq_ids = itertools.count()
         self._requests = iter(requests if load is None else load)
         self._next_request: Request | None = None
@@ -947,8 +944,7 @@ class Engine:
 
     def emit(self, kind: EventKind, text: str, seq_id: int | None = None, blocks: int = 0) -> None:
         """Record an event of this step."""
-        self._events.append(Event(self._num_events, self.step, kind, text, seq_id, blocks))
-        self._num_events += 1
+        self._events.add(self.step, kind, text, seq_id, blocks)
 
     def _tell_evictions(self) -> None:
         evicted = self.manager.device.num_evicted - self._evictions_told
@@ -958,12 +954,7 @@ class Engine:
 
     def events_from(self, number: int, newest: int | None = None) -> tuple[Event, ...]:
         """Return kept events from ``number`` on, oldest first; where ``newest`` is given, no more than so many."""
-        wanted = min(self._num_events - number, len(self._events))
-        if newest is not None:
-            wanted = min(wanted, newest)
-        latest = list(itertools.islice(reversed(self._events), max(0, wanted)))
-        latest.reverse()
-        return tuple(latest)
+        return self._events.since(number, newest)
 
     def snapshot(
         self,

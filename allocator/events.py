@@ -1,10 +1,15 @@
-"""Events: what happened during a step, numbered. Frozen; no behaviour."""
+"""Events: what happened during a step, numbered. Frozen. EventLog: owns the latest of an engine, and their numbering."""
 
 from __future__ import annotations
 
-from typing import Literal
+import itertools
+from collections import deque
+from typing import Final, Literal
 
 import msgspec
+
+#: Events kept: older ones are dropped.
+_KEPT: Final = 4096
 
 EventKind = Literal[
     "admit",
@@ -44,3 +49,25 @@ class Event(msgspec.Struct, frozen=True):
     text: str
     seq_id: int | None = None
     blocks: int = 0
+
+
+class EventLog:
+    """The events of one engine, the latest kept."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Event] = deque(maxlen=_KEPT)
+        self._num_events = 0
+
+    def add(self, step: int, kind: EventKind, text: str, seq_id: int | None = None, blocks: int = 0) -> None:
+        """Record an event of a step."""
+        self._kept.append(Event(self._num_events, step, kind, text, seq_id, blocks))
+        self._num_events += 1
+
+    def since(self, number: int, newest: int | None = None) -> tuple[Event, ...]:
+        """Return kept events from ``number`` on, oldest first; where ``newest`` is given, no more than so many."""
+        wanted = min(self._num_events - number, len(self._kept))
+        if newest is not None:
+            wanted = min(wanted, newest)
+        latest = list(itertools.islice(reversed(self._kept), max(0, wanted)))
+        latest.reverse()
+        return tuple(latest)
