@@ -324,7 +324,7 @@ def _apply(engine: Engine, command: Command) -> str:
                 engine.submit(request)
             return f"{_count(count, 'request')} submitted"
         case SetLoad(rate_scale, size_scale):
-            engine.set_load(rate_scale, size_scale)
+            engine.arrivals.adjust(engine.time_s, rate_scale, size_scale)
             assert engine.load is not None
             return f"load set to {engine.load.rate_scale:g} times the rate, {engine.load.size_scale:g} times the size"
         case Cancel(seq_id):

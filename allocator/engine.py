@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from allocator import control, engine_snapshot, invariants
 from allocator.admission import Chunk, Round
+from allocator.arrivals import Arrivals
 from allocator.block_map import BlockArrays
 from allocator.block_table import Listing
 from allocator.clients import AttachedSequence, ClientRegistry
@@ -83,7 +84,7 @@ class Engine:
         make_compute: Callable[[BlockManager, Storage], Compute] | None = None,
     ) -> None:
         self.config = config
-        self.load = load
+        self.arrivals = Arrivals(requests, load)
         self.source, self.workload = source, workload
         self.make_request = make_request
         storage = storage or _make_storage(config)
@@ -116,9 +117,6 @@ class Engine:
         self.step_times = Stopwatch()
         self._events = EventLog()
         self._seq_ids = itertools.count()
-        self._requests = iter(requests if load is None else load)
-        self._next_request: Request | None = None
-        self._fetch()
         self._evictions_told = 0
         self.clients = ClientRegistry(self.manager, self._new_seq_id, self._client_keep)
 
@@ -132,9 +130,14 @@ class Engine:
     @property
     def done(self) -> bool:
         """Whether no request is left, none is unfinished, and no attached program holds a sequence."""
-        if self._next_request is not None or self.scheduler.running or self.scheduler.waiting:
+        if not self.arrivals.are_over or self.scheduler.running or self.scheduler.waiting:
             return False
         return self.clients.num_sequences == 0
+
+    @property
+    def load(self) -> AdjustableLoad | None:
+        """What requests come from, where their rate and size can be changed."""
+        return self.arrivals.load
 
     @property
     def late_s(self) -> float | None:
@@ -146,7 +149,7 @@ class Engine:
         """Whether only attached programs can bring anything on: a step is no work, only time."""
         if self.scheduler.running or self.clients.num_sequences == 0:
             return False
-        return self.stuck_reason is not None or (self._next_request is None and not self.scheduler.waiting)
+        return self.stuck_reason is not None or (self.arrivals.are_over and not self.scheduler.waiting)
 
     @property
     def counters(self) -> Counters:
@@ -288,29 +291,19 @@ class Engine:
     def _next_client_step(self) -> int | None:
         """Return the step at which a request arrives or a client hangs up; ``None`` when neither ever happens."""
         steps = [self.deadlines.next_step(lambda seq_id: self.scheduler.find(seq_id) is not None)]
-        if self._next_request is not None and not self.config.serial:
-            steps.append(self._arrival_step(self._next_request))
+        if not self.config.serial:
+            steps.append(self.arrivals.next_step)
         return min((step for step in steps if step is not None), default=None)
 
     # -- arrivals ------------------------------------------------------------------------------------
 
-    def _fetch(self) -> None:
-        self._next_request = next(self._requests, None)
-
-    @staticmethod
-    def _arrival_step(request: Request) -> int:
-        return math.ceil(request.arrival_s / STEP_S - 1e-9)
-
     def _take_arrivals(self) -> None:
+        scheduler, arrivals = self.scheduler, self.arrivals
         if self.config.serial:
-            while self._next_request is not None and not self.scheduler.running and not self.scheduler.waiting:
-                request = self._next_request
-                self._fetch()
+            while not scheduler.running and not scheduler.waiting and (request := arrivals.pop()) is not None:
                 self.submit(request)
             return
-        while self._next_request is not None and self._arrival_step(self._next_request) <= self.step:
-            request = self._next_request
-            self._fetch()
+        while (request := arrivals.pop_due(self.step)) is not None:
             self.submit(request)
 
     def submit(self, request: Request) -> SeqId | None:
@@ -369,13 +362,6 @@ class Engine:
             self.measures.disturb()
             for news in self.clients.drain(self._counters):
                 self.emit(*news)
-
-    def set_load(self, rate_scale: float | None, size_scale: float | None) -> None:
-        """Change how fast requests arrive and how long they are; ``None`` leaves either."""
-        load = self.load
-        assert load is not None
-        rate = load.rate_scale if rate_scale is None else rate_scale
-        load.adjust(self.time_s, rate, load.size_scale if size_scale is None else size_scale, self._next_request)
 
     # -- scripts -------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Events: what happened during a step, numbered. Frozen. EventLog: owns the latest of an engine, and their numbering."""
+"""Events: what happened during a step, numbered and frozen. EventLog: the latest of an engine; owns the numbering."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from fake_storage import ListStorage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allocator.arrivals import Arrivals
 from allocator.commands import Cancel, Fork, Pin, Preempt, SetPolicy, SwapIn, SwapOut, Unpin
 from allocator.config import EngineConfig
 from allocator.content import Request, TokenContent
@@ -387,8 +388,7 @@ def test_an_engine_that_thrashes_serialises_says_so_and_recovers(policy, mode):
     assert said[0].startswith("thrashing: 4 preemptions in ")
     assert any(note.startswith("thrashing: at most ") for note in shown)
     # At rest for long enough, there is no limit any more.
-    later = request(2, 2, 99, e.time_s + 300)
-    e._next_request = later
+    e.arrivals = Arrivals([request(2, 2, 99, e.time_s + 300)])
     while e.advance(1000):
         pass
     assert e.counters.finished == 41
