@@ -203,7 +203,7 @@ def test_others_are_answered_while_a_command_is_in_progress(engine: Engine) -> N
     runner.claim()
     compacting, outcome = _asked(runner, Compact())
     runner.turn()
-    work = runner._snapshot(0).work
+    work = runner.observe(Focus()).snapshot.work
     assert work is not None
     assert (work.name, work.total_blocks) == ("compact", planned)
     assert 0 < work.done_blocks < planned
@@ -223,7 +223,7 @@ def test_others_are_answered_while_a_command_is_in_progress(engine: Engine) -> N
     assert outcome[0].message.startswith("cancelled after ")
     assert later_outcome[0].ok
     assert engine.step == step
-    assert runner._snapshot(0).work is None
+    assert runner.observe(Focus()).snapshot.work is None
 
 
 def test_the_end_of_the_runner_ends_a_command_in_progress(engine: Engine) -> None:
