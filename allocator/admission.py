@@ -95,7 +95,7 @@ class Round:
         if sequence.transfer is not None:
             return False  # on its way out: nobody behind it starts before it can
         while True:
-            num_running = len(scheduler.running) + len(engine.coming_in())
+            num_running = len(scheduler.running) + len(engine.swaps.coming_in())
             if num_running >= engine.running_limit:
                 if self._preempt_lower(sequence, 0):
                     continue
@@ -139,7 +139,7 @@ class Round:
         if sequence.host_row is not None:
             has = int(manager.host_tables.num_blocks[sequence.host_row])  # more than it needs, where it is one run
             lacking = max(0, manager.blocks_for(sequence.num_tokens) - has)
-            return engine.start_swap_in(sequence, keep=keep + lacking)
+            return engine.swaps.begin_in(sequence, keep=keep + lacking)
         admission = manager.admit(
             sequence.keys,
             sequence.num_tokens,
@@ -183,7 +183,7 @@ class Round:
         waived, or a large sequence could wait for ever.
         """
         engine, manager, scheduler = self._engine, self._engine.manager, self._engine.scheduler
-        kept = [*scheduler.running, *engine.coming_in()]
+        kept = [*scheduler.running, *engine.swaps.coming_in()]
         if scheduler.policy == "priority":
             kept = [s for s in kept if s.priority >= sequence.priority]
         if not kept:
@@ -204,7 +204,7 @@ class Round:
         tables = np.concatenate([manager.tables.table(s.row) for s in lower if s.row is not None])
         if manager.count_released(tables) + engine.copies.pending_blocks < shortage:
             return False
-        engine.preempt(lower[0], engine.config.preempt)
+        engine.swaps.preempt(lower[0], engine.config.preempt)
         return True
 
 

@@ -134,9 +134,9 @@ def _in_slices(engine: Engine, command: Command, work: Work) -> Generator[None, 
             return engine.resize(num_blocks, moved_before=work.done_blocks)
         case SwapOut(seq_id):
             sequence = _find(engine, seq_id)
-            if engine.begin_swap_out(sequence):
+            if engine.swaps.begin_out(sequence):
                 yield from engine.copies.watch(work)
-                if engine.end_swap_out(sequence):
+                if engine.swaps.end_out(sequence):
                     return f"sequence {seq_id} swapped out"
                 if work.is_cancelled:
                     raise Cancelled(f"{CANCELLED}: sequence {seq_id} stays on the device")
@@ -144,9 +144,9 @@ def _in_slices(engine: Engine, command: Command, work: Work) -> Generator[None, 
         case SwapIn(seq_id):
             sequence = _find(engine, seq_id)
             engine.settle()
-            engine.start_swap_in(sequence)
+            engine.swaps.begin_in(sequence)
             yield from engine.copies.watch(work)
-            if engine.swapped_in(sequence):
+            if engine.swaps.end_in(sequence):
                 return f"sequence {seq_id} swapped in"
             if work.is_cancelled:
                 raise Cancelled(f"{CANCELLED}: sequence {seq_id} stays on the host")
@@ -337,7 +337,7 @@ def _apply(engine: Engine, command: Command) -> str:
             child = engine.fork(_find(engine, seq_id))
             return f"sequence {seq_id} forked as {child.seq_id}"
         case Preempt(seq_id, mode):
-            return f"sequence {seq_id} preempted by {engine.preempt(_find(engine, seq_id), mode)}"
+            return f"sequence {seq_id} preempted by {engine.swaps.preempt(_find(engine, seq_id), mode)}"
         case SwapOut() | SwapIn() | Compact() | Resize():
             raise AssertionError("done in slices")
         case EvictCached(num_blocks):

@@ -27,7 +27,7 @@ from allocator.compactor import Compactor
 from allocator.compute import Compute, Stamps
 from allocator.config import STEP_S, EngineConfig
 from allocator.content import AdjustableLoad, Request
-from allocator.errors import CopyCancelled, InvariantViolation, NoContiguousRun, OutOfBlocks, Refused, StorageError
+from allocator.errors import InvariantViolation, NoContiguousRun, Refused, StorageError
 from allocator.events import Event, EventKind, EventLog
 from allocator.executor import Executor
 from allocator.faults import FaultInjector
@@ -43,9 +43,9 @@ from allocator.scripts import Deadlines, ForkAt, Script, patience_steps, token_a
 from allocator.sequence import Sequence
 from allocator.snapshot import Counters, Snapshot
 from allocator.storage import NoStorage, Storage
+from allocator.swaps import Swaps
 from allocator.thrash import ThrashGuard
 from allocator.timings import Stopwatch
-from allocator.transfers import Transfer
 from allocator.work import Work, slice_blocks
 from allocator.workload_facts import Blocked
 
@@ -104,16 +104,14 @@ class Engine:
             part_blocks=slice_blocks(self.manager.storage.block_bytes),
         )
         self.copies = Pipeline(self.manager, executor, config.copy_gb_per_s * 1e9)
-        self._moving: dict[int, Sequence] = {}
-        #: Device rows that gave way since a step began to give prompt tokens out.
-        self._given_way: list[int] = []
         self.step = 0
         self.stuck_reason: str | None = None
         self.watermark_ratio = config.watermark_ratio
         self.compact = config.compact
         self.compact_threshold_ratio = config.compact_threshold_ratio
         self.measures = Measures(config, self.manager)
-        self._counters = Counters()
+        self._counters = counters = Counters()
+        self.swaps = Swaps(self, counters)
         self.step_times = Stopwatch()
         self._events = EventLog()
         self._seq_ids = itertools.count()
@@ -197,12 +195,12 @@ class Engine:
         decoding, stops, short = self._make_room()
         chunks: list[Chunk] = []
         if scheduler.waiting or scheduler.prefilling:
-            self._given_way.clear()
+            self.swaps.given_way.clear()
             # Who was just preempted need not come back in the same step.
             chunks = Round(self, may_start=not short).give_out()
-            if self._given_way:
+            if self.swaps.given_way:
                 short = True
-                stay = ~np.isin(decoding, self._given_way)
+                stay = ~np.isin(decoding, self.swaps.given_way)
                 decoding, stops = decoding[stay], stops[stay]
         self._tell_evictions()
         if not len(decoding) and not chunks:
@@ -479,7 +477,7 @@ class Engine:
         """Preempt sequences whose copy-on-write failed: computing anew needs no copy, so it cannot fail too."""
         self.emit("fault", f"copy-on-write failed: {error}")
         for row in rows.tolist():
-            self.preempt(self.scheduler.by_row[row], "recompute")
+            self.swaps.preempt(self.scheduler.by_row[row], "recompute")
 
     def make_writable(self, row: int) -> bool:
         """Return whether the next token of a row may be written now; begin the copy of a shared last block.
@@ -503,167 +501,13 @@ class Engine:
         """Preempt a running sequence since another finds no blocks, and weigh whether that still pays."""
         assert sequence.row is not None
         lost = int(self.manager.tables.num_tokens[sequence.row])
-        self.preempt(sequence, self.config.preempt)
+        self.swaps.preempt(sequence, self.config.preempt)
         generated, running = self._counters.generated_tokens, len(self.scheduler.running)
         self._tell(self.thrash.preempted(self.step, lost, generated, running))
 
     def _tell(self, text: str | None) -> None:
         if text is not None:
             self.emit("note", text)
-
-    def preempt(self, sequence: Sequence, mode: str) -> str:
-        """Take a running sequence off the device: by swap while the host tier has room, else by recompute.
-
-        Returns:
-            How: ``swap`` or ``recompute``.
-        """
-        self.settle_for(sequence)
-        if sequence.row is None:
-            return "recompute"  # a copy that it waited for has failed meanwhile
-        self.manager.trim(sequence.row)  # in the middle of a step it may have got room for a token it never wrote
-        self._given_way.append(sequence.row)
-        blocks = int(self.manager.tables.num_blocks[sequence.row])
-        room, asked = self.manager.host.num_allocatable, mode
-        if mode != "swap" or not self._start_swap_out(sequence, preempted=True):
-            mode = "recompute"
-            self.scheduler.stop(sequence)
-            self._to_recompute(sequence)
-            self.scheduler.add_waiting(sequence)
-        sequence.resumed = True
-        sequence.waiting_since = self.step
-        if asked == "swap" and room < blocks:
-            sequence.reason_kind = "host-full"
-            sequence.reason = f"host tier full: {blocks} blocks needed, {room} free; to be computed again"
-        self.emit("preempt", f"sequence {sequence.seq_id} preempted by {mode}", sequence.seq_id, blocks)
-        return mode
-
-    @staticmethod
-    def _note_progress(sequence: Sequence, num_tokens: int) -> None:
-        """Note how far a sequence that leaves the device has come."""
-        sequence.num_computed = num_tokens
-        sequence.num_tokens = max(sequence.num_tokens, num_tokens)
-
-    def _to_recompute(self, sequence: Sequence) -> None:
-        """Release what a sequence that has left the running set holds on the device, to be computed anew."""
-        assert sequence.row is not None
-        self._note_progress(sequence, int(self.manager.tables.num_tokens[sequence.row]))
-        self.measures.release(sequence)
-        self.manager.free(sequence.row)
-        sequence.row, sequence.status = None, Status.WAITING
-        self._counters.preemptions_recompute += 1
-
-    def _start_swap_out(self, sequence: Sequence, *, preempted: bool) -> bool:
-        """Begin to copy a running sequence to the host tier; return whether there was room."""
-        assert sequence.row is not None
-        row, counters, facts = sequence.row, self._counters, self.measures.facts
-        needed = self.manager.host.num_active + int(self.manager.tables.num_blocks[row])
-
-        def done() -> None:
-            assert transfer is not None
-            del self._moving[row]
-            sequence.row, sequence.host_row, sequence.transfer = None, transfer.host_row, None
-            self.measures.swapped_out(sequence, transfer.job.sources)
-            counters.preemptions_swap += preempted
-            counters.swap_out_blocks += len(transfer.job.sources)
-            counters.swap_out_bytes += len(transfer.job.sources) * self.manager.storage.block_bytes
-
-        def failed(error: StorageError) -> None:
-            del self._moving[row]
-            sequence.transfer, sequence.held = None, False
-            if preempted:
-                self.emit("fault", f"swap out failed, to be computed anew: {error}", sequence.seq_id)
-                self._to_recompute(sequence)
-            else:
-                self.emit(_kind_of(error), f"swap out failed: {error}", sequence.seq_id)
-                self.scheduler.start(sequence)
-
-        try:
-            transfer = self.copies.start(lambda: self.manager.transfers.begin_swap_out(row), self.step, done, failed)
-        except OutOfBlocks:
-            facts.swap_out(needed, has_room=False)
-            return False
-        if transfer is None:
-            return False
-        self.scheduler.stop(sequence)
-        facts.swap_out(needed, has_room=True)
-        sequence.status, sequence.transfer = Status.SWAPPED, transfer
-        self._note_progress(sequence, int(self.manager.tables.num_tokens[row]))
-        self._moving[row] = sequence
-        self.scheduler.add_waiting(sequence)
-        return True
-
-    def swap_out(self, sequence: Sequence) -> bool:
-        """Swap a running sequence out for an operator, who must bring it back; return whether that worked."""
-        return self.begin_swap_out(sequence) and self.end_swap_out(sequence)
-
-    def begin_swap_out(self, sequence: Sequence) -> bool:
-        """Begin what ``swap_out`` does; return whether there was room."""
-        self.settle_for(sequence)
-        if not self._start_swap_out(sequence, preempted=False):
-            return False
-        sequence.held, sequence.resumed = True, True
-        return True
-
-    def end_swap_out(self, sequence: Sequence) -> bool:
-        """Commit what ``begin_swap_out`` began; return whether the copy worked."""
-        self.settle()
-        if sequence.host_row is None:
-            return False
-        blocks = int(self.manager.host_tables.num_blocks[sequence.host_row])
-        self.emit("swap-out", f"sequence {sequence.seq_id} swapped out", sequence.seq_id, blocks)
-        return True
-
-    def start_swap_in(self, sequence: Sequence, *, keep: int = 0) -> bool:
-        """Begin to bring a swapped sequence back; it runs once that is committed. Return whether a copy can start.
-
-        Raises:
-            OutOfBlocks: As in ``BlockManager.swap_in``; nothing changes.
-        """
-        assert sequence.host_row is not None
-        host_row = sequence.host_row
-        begun: list[Transfer] = []
-
-        def begin() -> Transfer:
-            transfer = self.manager.transfers.begin_swap_in(
-                host_row, sequence.keys, tokens=sequence.tokens, keep=keep, one_run=sequence.contiguous
-            )
-            begun.append(transfer)
-            sequence.transfer = transfer
-            self._moving[transfer.row] = sequence
-            return transfer
-
-        def done() -> None:
-            transfer = begun[0]
-            copied = len(transfer.job.sources)
-            del self._moving[transfer.row]
-            sequence.row, sequence.host_row, sequence.held, sequence.transfer = transfer.row, None, False, None
-            self.measures.swapped_in(sequence, transfer.job.destinations, self.step)
-            self.scheduler.start(sequence)
-            self._counters.swap_in_blocks += copied
-            self._counters.swap_in_bytes += copied * self.manager.storage.block_bytes
-            self.emit("swap-in", f"sequence {sequence.seq_id} swapped in", sequence.seq_id, copied)
-
-        def failed(error: StorageError) -> None:
-            del self._moving[begun[0].row]
-            sequence.transfer = None
-            if sequence.held or isinstance(error, CopyCancelled):
-                self.emit(_kind_of(error), f"swap in failed: {error}", sequence.seq_id)
-                return
-            # Computing anew needs no copy, so it cannot fail again and again.
-            self.emit("fault", f"swap in failed, to be computed anew: {error}", sequence.seq_id)
-            self._leave_host(sequence)
-            sequence.status = Status.WAITING
-
-        return self.copies.start(begin, self.step, done, failed) is not None
-
-    def swapped_in(self, sequence: Sequence) -> bool:
-        """Commit what ``start_swap_in`` began for an operator; return whether the copy worked."""
-        self.settle()
-        return sequence.status is Status.RUNNING
-
-    def coming_in(self) -> list[Sequence]:
-        """Return the sequences on their way back to the device."""
-        return [s for s in self._moving.values() if s.row is None]
 
     def settle(self) -> None:
         """Commit every copy under way, due or not.
@@ -834,18 +678,13 @@ class Engine:
         self.scheduler.stop(sequence)
         sequence.row = None
 
-    def _leave_host(self, sequence: Sequence) -> None:
-        assert sequence.host_row is not None
-        self.manager.free_host(sequence.host_row)
-        sequence.host_row = None
-
     def _drop(self, sequence: Sequence) -> None:
         self.settle_for(sequence)
         if sequence.row is not None:
             self._leave_device(sequence)
             return
         if sequence.host_row is not None:
-            self._leave_host(sequence)
+            self.swaps.leave_host(sequence)
         self.scheduler.stop(sequence)
 
     # -- size -------------------------------------------------------------------------------------------
@@ -991,7 +830,7 @@ class Engine:
             by_row: dict[int, Sequence | AttachedSequence] = {
                 **self.clients.by_row,
                 **self.scheduler.by_row,
-                **self._moving,
+                **self.swaps.by_row,
             }
             pairs = [(int(by_row[int(rows[i])].seq_id), int(position[i])) for i in at[:limit].tolist()]
             return tuple(pairs), len(at)
@@ -1007,11 +846,6 @@ class Engine:
         self.faults.release()
         self.copies.close()
         self.manager.storage.close()
-
-
-def _kind_of(error: StorageError) -> EventKind:
-    """Return the kind of event that a copy's failure is: what an operator cancels is no fault."""
-    return "command" if isinstance(error, CopyCancelled) else "fault"
 
 
 def _make_storage(config: EngineConfig) -> Storage:

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from allocator.commands import SwapOut
 from allocator.config import EngineConfig
 from allocator.content import Request, TokenContent
 from allocator.engine import Engine
@@ -92,7 +93,7 @@ def test_a_preempted_sequence_does_not_act_twice(mode):
     while len(e.scheduler.running) < 2:
         e.advance(1)
     for sequence in list(e.scheduler.running):
-        e.preempt(sequence, mode)
+        e.swaps.preempt(sequence, mode)
     e.check()
     run(e)
     assert (e.counters.submitted, e.counters.finished) == (2, 2)
@@ -111,7 +112,7 @@ def test_clients_hang_up_while_they_wait_run_or_lie_in_swap_space():
         e = engine([scripted(20, 500, (CancelAfter(1.0),))])
         e.advance(10)
         if mode == "swap":
-            assert e.swap_out(e.scheduler.running[0])
+            assert e.apply(SwapOut(e.scheduler.running[0].seq_id)).ok
             assert e.unfinished()[0].status is Status.SWAPPED
         run(e)
         assert told(e, "cancel") == [(40, 0)]

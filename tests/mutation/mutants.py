@@ -517,7 +517,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine",
         (
             (
-                "            self._leave_host(sequence)\n        self.scheduler.stop(sequence)",
+                "            self.swaps.leave_host(sequence)\n        self.scheduler.stop(sequence)",
                 "            sequence.host_row = None\n        self.scheduler.stop(sequence)",
             ),
         ),
@@ -615,9 +615,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room that was never written to is swapped",
-        "engine.py",
+        "swaps.py",
         "admission",
-        (("        self.manager.trim(sequence.row)", "        #"),),
+        (("        manager.trim(sequence.row)", "        #"),),
     ),
     # -- thrash --
     Mutant("thrash never seen", "thrash.py", "thrash admission", (("or lost <= gained", "or lost >= 0"),)),
