@@ -73,18 +73,18 @@ class Round:
         count = min(self._left, sequence.num_tokens - start)
         while sequence.row is not None and sequence.status is Status.RUNNING:
             try:
-                if not engine.make_writable(sequence.row):
+                if not engine.room.make_writable(sequence.row):
                     return  # until a copy has ended
                 manager.grow(sequence.row, count)
             except OutOfBlocks as error:
-                if engine.can_wait(error.needed - error.allocatable):
+                if engine.room.can_wait(error.needed - error.allocatable):
                     return
                 engine.counters.failures_capacity += 1
                 # Who was granted tokens keeps them: its keys may have been found already.
                 victim = scheduler.next_victim(self._granted)
                 if victim is None or (victim is sequence and len(scheduler.running) > 1):
                     return
-                engine.preempt_for_room(victim)
+                engine.room.preempt(victim)
             else:
                 self._grant(sequence, start, start + count)
                 return
@@ -118,7 +118,7 @@ class Round:
                 return _wait(sequence, "contiguous", f"contiguous: {error}")
             except OutOfBlocks as error:
                 missing = error.needed - error.allocatable
-                if not engine.can_wait(missing) and self._preempt_lower(sequence, missing):
+                if not engine.room.can_wait(missing) and self._preempt_lower(sequence, missing):
                     continue
                 needs_more = manager.blocks_for(sequence.num_target) > manager.device.num_blocks
                 if not num_running and not len(engine.copies) and needs_more:

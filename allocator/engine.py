@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from allocator import control, engine_snapshot, invariants
 from allocator.admission import Chunk, Round
@@ -27,17 +26,18 @@ from allocator.compactor import Compactor
 from allocator.compute import Compute, Stamps
 from allocator.config import STEP_S, EngineConfig
 from allocator.content import AdjustableLoad, Request
-from allocator.errors import InvariantViolation, NoContiguousRun, Refused, StorageError
+from allocator.errors import InvariantViolation, NoContiguousRun, Refused
 from allocator.events import Event, EventKind, EventLog
 from allocator.executor import Executor
 from allocator.faults import FaultInjector
 from allocator.faulty_storage import FaultyStorage
 from allocator.geometry import find_geometry
 from allocator.ids import IdArray, SeqId, Status, Tier
-from allocator.manager import BlockManager, Extension
+from allocator.manager import BlockManager
 from allocator.measures import Measures
 from allocator.pipeline import Pipeline
 from allocator.plans import Outcome, Plan
+from allocator.room import Room
 from allocator.scheduler import Scheduler
 from allocator.scripts import Deadlines, ForkAt, Script, patience_steps, token_acts
 from allocator.sequence import Sequence
@@ -112,6 +112,7 @@ class Engine:
         self.measures = Measures(config, self.manager)
         self._counters = counters = Counters()
         self.swaps = Swaps(self, counters)
+        self.room = Room(self, counters)
         self.step_times = Stopwatch()
         self._events = EventLog()
         self._seq_ids = itertools.count()
@@ -190,9 +191,9 @@ class Engine:
         self._take_arrivals()
         self._hang_up()
         manager.device.step = self.step
-        if self.thrash.limit is not None:
-            self._tell(self.thrash.pass_time(self.step))
-        decoding, stops, short = self._make_room()
+        if self.thrash.limit is not None and (text := self.thrash.pass_time(self.step)) is not None:
+            self.emit("note", text)
+        decoding, stops, short = self.room.make()
         chunks: list[Chunk] = []
         if scheduler.waiting or scheduler.prefilling:
             self.swaps.given_way.clear()
@@ -401,113 +402,6 @@ class Engine:
         if self.config.serial:
             return 1
         return self.config.max_running if self.thrash.limit is None else self.thrash.limit
-
-    def _make_room(self) -> tuple[IdArray, IdArray, bool]:
-        """Give decoding sequences room for their next token, preempting whoever gives way first when blocks are short.
-
-        A sequence whose last block is being copied, or that finds no block while some are on their way, sits this step
-        out.
-
-        Returns:
-            Rows that decode in this step, the tokens at which each finishes, and whether blocks were short. [d], [d]
-        """
-        manager, scheduler, short = self.manager, self.scheduler, False
-        for sequence in list(scheduler.prefilling.values()):
-            if manager.tables.num_tokens[sequence.row] >= sequence.num_tokens:
-                scheduler.begin_decoding(sequence)
-        while True:
-            rows, targets = scheduler.rows()
-            ready = self._writable(rows)
-            if ready is not None:
-                rows, targets = rows[ready], targets[ready]
-            if not len(rows):
-                return rows, targets, short
-            with manager.lock:
-                need, room = manager.plan_extension(rows), manager.device.num_allocatable
-                if need.num_blocks <= room:
-                    return *self._extend(rows, targets, need), short
-                if self.can_wait(need.num_blocks - room):
-                    needy = np.isin(rows, np.concatenate((need.growing, need.copying)))
-                    fits = ~needy | (np.cumsum(needy) <= room)
-                    rows, targets = rows[fits], targets[fits]
-                    if not len(rows):
-                        return rows, targets, True
-                    return *self._extend(rows, targets, manager.plan_extension(rows)), True
-            short = True
-            self._counters.failures_capacity += 1
-            victim = scheduler.next_victim()
-            assert victim is not None
-            self.preempt_for_room(victim)
-
-    def can_wait(self, missing: int) -> bool:
-        """Whether copies under way will give ``missing`` blocks, or nobody can be preempted before one has ended."""
-        return missing <= self.copies.pending_blocks or (self.config.preempt == "swap" and not self.copies.has_room)
-
-    def _writable(self, rows: IdArray) -> NDArray[np.bool_] | None:
-        """Return which rows no copy keeps from being written; ``None`` stands for all of them. [n]"""
-        manager = self.manager
-        if not manager.transfers.num_open:
-            return None
-        taken = [manager.sequences.any_taken((row,)) for row in rows.tolist()]
-        return ~(np.array(taken, bool) | np.isin(rows, manager.fenced_tails(rows)))
-
-    def _extend(self, rows: IdArray, targets: IdArray, need: Extension) -> tuple[IdArray, IdArray]:
-        """Give blocks to growing rows and start the copies of others; return the rows that can be written at once."""
-        manager = self.manager
-        manager.add_blocks(need.growing)
-        copying = need.copying
-        if not len(copying):
-            return rows, targets
-        self._copy_on_write(copying)
-        at_once = ~np.isin(rows, copying)
-        # A block that is being copied must not change; the last of its writers waits too.
-        at_once &= ~np.isin(rows, manager.fenced_tails(rows))
-        return rows[at_once], targets[at_once]
-
-    def _copy_on_write(self, rows: IdArray) -> None:
-        """Begin to give each of these rows a last block of its own; without a slot they try again at the next step."""
-        self.copies.start(
-            lambda: self.manager.transfers.begin_copy_on_write(rows),
-            self.step,
-            lambda: None,
-            lambda error: self._recompute_copying(rows, error),
-        )
-
-    def _recompute_copying(self, rows: IdArray, error: StorageError) -> None:
-        """Preempt sequences whose copy-on-write failed: computing anew needs no copy, so it cannot fail too."""
-        self.emit("fault", f"copy-on-write failed: {error}")
-        for row in rows.tolist():
-            self.swaps.preempt(self.scheduler.by_row[row], "recompute")
-
-    def make_writable(self, row: int) -> bool:
-        """Return whether the next token of a row may be written now; begin the copy of a shared last block.
-
-        Raises:
-            OutOfBlocks: None is left for that copy.
-        """
-        rows = np.array([row])
-        ready = self._writable(rows)
-        if ready is not None and not ready.all():
-            return False
-        manager = self.manager
-        with manager.lock:
-            copying = manager.plan_extension(rows).copying
-            if len(copying):
-                manager.require(1, 0)
-                self._copy_on_write(copying)
-        return not len(copying)
-
-    def preempt_for_room(self, sequence: Sequence) -> None:
-        """Preempt a running sequence since another finds no blocks, and weigh whether that still pays."""
-        assert sequence.row is not None
-        lost = int(self.manager.tables.num_tokens[sequence.row])
-        self.swaps.preempt(sequence, self.config.preempt)
-        generated, running = self._counters.generated_tokens, len(self.scheduler.running)
-        self._tell(self.thrash.preempted(self.step, lost, generated, running))
-
-    def _tell(self, text: str | None) -> None:
-        if text is not None:
-            self.emit("note", text)
 
     def settle(self) -> None:
         """Commit every copy under way, due or not.

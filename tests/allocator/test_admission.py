@@ -346,13 +346,13 @@ def crowd(policy: str, mode: str) -> Engine:
 def lost_tokens(e: Engine) -> list[int]:
     """Run to the end; return the tokens that each preemption gave up."""
     lost: list[int] = []
-    preempt = e.preempt_for_room
+    preempt = e.room.preempt
 
     def watched(victim) -> None:
         lost.append(int(e.manager.tables.num_tokens[victim.row]))
         preempt(victim)
 
-    e.preempt_for_room = watched
+    e.room.preempt = watched
     run(e)
     return lost
 

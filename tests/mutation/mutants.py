@@ -288,7 +288,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the last writer of a block does not wait for its copy",
-        "engine.py",
+        "room.py",
         "executor engine",
         (("        at_once &= ~np.isin(rows, manager.fenced_tails(rows))\n", ""),),
     ),
@@ -374,12 +374,12 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- engine --
     Mutant(
         "preempts the first",
-        "engine.py",
+        "room.py",
         "engine",
         (
             (
-                "self.preempt_for_room(victim)",
-                "self.preempt_for_room(scheduler.running[0])",
+                "self.preempt(victim)",
+                "self.preempt(scheduler.running[0])",
             ),
         ),
     ),
