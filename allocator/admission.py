@@ -17,6 +17,7 @@ import numpy as np
 from allocator.errors import NoContiguousRun, OutOfBlocks
 from allocator.ids import Status, WaitReason
 from allocator.sequence import Sequence
+from allocator.snapshot import Counters
 
 if TYPE_CHECKING:
     from allocator.engine import Engine
@@ -38,11 +39,12 @@ class Round:
 
     Args:
         engine: Whose step it is.
+        counters: Its totals, which are added to.
         may_start: Whether waiting sequences may start, or only begun prompts go on.
     """
 
-    def __init__(self, engine: Engine, *, may_start: bool) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, counters: Counters, *, may_start: bool) -> None:
+        self._engine, self._counters = engine, counters
         self._may_start = may_start
         self._left = engine.prefill_tokens or _NO_LIMIT
         self._chunks: list[Chunk] = []
@@ -79,7 +81,7 @@ class Round:
             except OutOfBlocks as error:
                 if engine.room.can_wait(error.needed - error.allocatable):
                     return
-                engine.counters.failures_capacity += 1
+                self._counters.failures_capacity += 1
                 # Who was granted tokens keeps them: its keys may have been found already.
                 victim = scheduler.next_victim(self._granted)
                 if victim is None or (victim is sequence and len(scheduler.running) > 1):
@@ -113,7 +115,7 @@ class Round:
             except NoContiguousRun as error:
                 if engine.compactor.make_run(error.needed):
                     continue
-                if not engine.can_wait_for_run(sequence, error):
+                if not self._can_wait_for_run(sequence, error):
                     return True
                 return _wait(sequence, "contiguous", f"contiguous: {error}")
             except OutOfBlocks as error:
@@ -122,7 +124,7 @@ class Round:
                     continue
                 needs_more = manager.blocks_for(sequence.num_target) > manager.device.num_blocks
                 if not num_running and not len(engine.copies) and needs_more:
-                    engine.refuse_late(sequence)
+                    engine.lifecycle.refuse_late(sequence)
                     return True
                 kind: WaitReason = "watermark" if error.needed - watermark <= error.allocatable else "capacity"
                 room = f"{error.needed} blocks needed, {error.allocatable} allocatable"
@@ -151,7 +153,7 @@ class Round:
         sequence.row = admission.row
         engine.scheduler.start(sequence)
         if not sequence.resumed:
-            engine.count_query(sequence, admission.hit_blocks)
+            self._count_query(sequence, admission.hit_blocks)
         start, stop = admission.matched_blocks * engine.config.block_size, int(manager.tables.num_tokens[admission.row])
         self._grant(sequence, start, stop)
         # Once, for all of its prompt: what is computed in later steps is found or missing now.
@@ -166,6 +168,41 @@ class Round:
             blocks,
         )
         return True
+
+    def _count_query(self, sequence: Sequence, hit_blocks: int) -> None:
+        """Count what the prefix cache was asked for and gave when a sequence was first admitted."""
+        counters, config = self._counters, self._engine.config
+        if sequence.contiguous:
+            counters.contiguous_admitted += 1
+            counters.contiguous_waited_steps += self._engine.step - sequence.arrived_step
+        sequence.hit_blocks = hit_blocks
+        counters.prompt_tokens += sequence.num_prompt
+        if config.prefix_cache:
+            counters.query_blocks += sequence.num_prompt // config.block_size
+            counters.query_tokens += sequence.num_prompt
+            counters.hit_blocks += hit_blocks
+            counters.hit_tokens += hit_blocks * config.block_size
+
+    def _can_wait_for_run(self, sequence: Sequence, error: NoContiguousRun) -> bool:
+        """Note that the first in the queue lacks one run of blocks; return whether waiting can give it one.
+
+        What runs, and what is cached, gives way in time. Only pinned blocks and slab ends can leave it without a run
+        for ever: then, once nothing runs, it is refused here.
+        """
+        engine, counters, compactor = self._engine, self._counters, self._engine.compactor
+        if sequence.reason_kind != "contiguous":
+            counters.failures_contiguous += 1
+            counters.contiguous_needed_blocks += error.needed
+            counters.contiguous_longest_blocks += error.longest
+            counters.contiguous_allocatable_blocks += error.allocatable
+            compactor.auto.saw_contiguous(engine.step, error.needed, failed=True)
+        compactor.contiguous_wanted = error.needed
+        longest = engine.manager.longest_possible_run()
+        if engine.scheduler.running or len(engine.copies) or longest >= error.needed:
+            return True
+        reason = f"needs a run of {error.needed} blocks, pinned blocks or slab ends leave {longest}"
+        engine.lifecycle.refuse_late(sequence, reason)
+        return False
 
     def _grant(self, sequence: Sequence, start: int, stop: int) -> None:
         # Whoever finds these keys runs no earlier than the step that computes their blocks: this one.

@@ -331,10 +331,10 @@ def _apply(engine: Engine, command: Command) -> str:
             if seq_id in engine.clients.by_id:
                 engine.clients.cancel(seq_id)
             else:
-                engine.cancel(_find(engine, seq_id))
+                engine.lifecycle.cancel(_find(engine, seq_id))
             return f"sequence {seq_id} cancelled"
         case Fork(seq_id):
-            child = engine.fork(_find(engine, seq_id))
+            child = engine.lifecycle.fork(_find(engine, seq_id))
             return f"sequence {seq_id} forked as {child.seq_id}"
         case Preempt(seq_id, mode):
             return f"sequence {seq_id} preempted by {engine.swaps.preempt(_find(engine, seq_id), mode)}"

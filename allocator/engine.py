@@ -7,7 +7,6 @@ come in between turns, through ``plan`` and ``apply``.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -26,20 +25,20 @@ from allocator.compactor import Compactor
 from allocator.compute import Compute, Stamps
 from allocator.config import STEP_S, EngineConfig
 from allocator.content import AdjustableLoad, Request
-from allocator.errors import InvariantViolation, NoContiguousRun, Refused
+from allocator.errors import InvariantViolation, Refused
 from allocator.events import Event, EventKind, EventLog
 from allocator.executor import Executor
 from allocator.faults import FaultInjector
 from allocator.faulty_storage import FaultyStorage
 from allocator.geometry import find_geometry
-from allocator.ids import IdArray, SeqId, Status, Tier
+from allocator.ids import IdArray, SeqId, Tier
+from allocator.lifecycle import Lifecycle
 from allocator.manager import BlockManager
 from allocator.measures import Measures
 from allocator.pipeline import Pipeline
 from allocator.plans import Outcome, Plan
 from allocator.room import Room
 from allocator.scheduler import Scheduler
-from allocator.scripts import Deadlines, ForkAt, Script, patience_steps, token_acts
 from allocator.sequence import Sequence
 from allocator.snapshot import Counters, Snapshot
 from allocator.storage import NoStorage, Storage
@@ -95,7 +94,6 @@ class Engine:
             make_compute = Stamps
         self.compute = None if make_compute is None else make_compute(self.manager, storage)
         self.scheduler = Scheduler(config.policy)
-        self.deadlines = Deadlines()
         self.thrash = ThrashGuard(config.max_running)
         self.compactor = Compactor(self)
         executor = Executor(
@@ -111,13 +109,13 @@ class Engine:
         self.compact_threshold_ratio = config.compact_threshold_ratio
         self.measures = Measures(config, self.manager)
         self._counters = counters = Counters()
+        self.lifecycle = Lifecycle(self, counters)
         self.swaps = Swaps(self, counters)
         self.room = Room(self, counters)
         self.step_times = Stopwatch()
         self._events = EventLog()
-        self._seq_ids = itertools.count()
         self._evictions_told = 0
-        self.clients = ClientRegistry(self.manager, self._new_seq_id, self._client_keep)
+        self.clients = ClientRegistry(self.manager, self.lifecycle.new_seq_id, self._client_keep)
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -189,7 +187,7 @@ class Engine:
         if self.stuck_reason:
             return 0
         self._take_arrivals()
-        self._hang_up()
+        self.lifecycle.hang_up()
         manager.device.step = self.step
         if self.thrash.limit is not None and (text := self.thrash.pass_time(self.step)) is not None:
             self.emit("note", text)
@@ -198,7 +196,7 @@ class Engine:
         if scheduler.waiting or scheduler.prefilling:
             self.swaps.given_way.clear()
             # Who was just preempted need not come back in the same step.
-            chunks = Round(self, may_start=not short).give_out()
+            chunks = Round(self, self._counters, may_start=not short).give_out()
             if self.swaps.given_way:
                 short = True
                 stay = ~np.isin(decoding, self.swaps.given_way)
@@ -289,7 +287,7 @@ class Engine:
 
     def _next_client_step(self) -> int | None:
         """Return the step at which a request arrives or a client hangs up; ``None`` when neither ever happens."""
-        steps = [self.deadlines.next_step(lambda seq_id: self.scheduler.find(seq_id) is not None)]
+        steps = [self.lifecycle.next_deadline()]
         if not self.config.serial:
             steps.append(self.arrivals.next_step)
         return min((step for step in steps if step is not None), default=None)
@@ -307,47 +305,7 @@ class Engine:
 
     def submit(self, request: Request) -> SeqId | None:
         """Queue a request; return its sequence id, or ``None`` when it can never fit and is refused."""
-        config, counters = self.config, self._counters
-        seq_id = self._new_seq_id()
-        counters.submitted += 1
-        needed = self.manager.blocks_for(request.content.num_tokens)
-        if needed > self.manager.device.num_blocks:
-            counters.refused += 1
-            self.measures.refuse(needed)
-            self.emit(
-                "refuse",
-                f"{request.label}: needs {needed} blocks, the pool has {self.manager.device.num_blocks}",
-                seq_id,
-                needed,
-            )
-            return None
-        if request.contiguous:
-            self.compactor.auto.saw_contiguous(self.step, needed)
-        self.scheduler.add_waiting(
-            Sequence(
-                seq_id,
-                request.content,
-                request.label,
-                request.num_prompt,
-                request.content.num_tokens,
-                # A run of its own shares nothing, so nothing of it is to be found either.
-                request.content.keys(config.block_size, config.key_hash)
-                if config.prefix_cache and not request.contiguous
-                else (),
-                request.content.exact_tokens(),
-                self.step,
-                num_tokens=request.num_prompt,
-                waiting_since=self.step,
-                priority=request.priority,
-                contiguous=request.contiguous,
-                acts=token_acts(request.script),
-            )
-        )
-        self._set_deadline(seq_id, request.script)
-        return seq_id
-
-    def _new_seq_id(self) -> SeqId:
-        return SeqId(next(self._seq_ids))
+        return self.lifecycle.submit(request)
 
     def _client_keep(self) -> int:
         """Return the blocks an attached program's new sequence must leave; none while it is alone."""
@@ -361,32 +319,6 @@ class Engine:
             self.measures.disturb()
             for news in self.clients.drain(self._counters):
                 self.emit(*news)
-
-    # -- scripts -------------------------------------------------------------------------------------
-
-    def _set_deadline(self, seq_id: SeqId, script: Script) -> None:
-        steps = patience_steps(script)
-        if steps is not None:
-            self.deadlines.add(self.step + steps, seq_id)
-
-    def _hang_up(self) -> None:
-        """End the sequences whose clients have waited long enough."""
-        for seq_id in self.deadlines.pop_due(self.step):
-            sequence = self.scheduler.find(seq_id)
-            if sequence is not None:
-                self.cancel(sequence)
-
-    def _act(self, sequence: Sequence) -> None:
-        """Do what the client of a running sequence does at the tokens written so far."""
-        assert sequence.row is not None
-        written = int(self.manager.tables.num_tokens[sequence.row])
-        while sequence.acts and sequence.acts[0].num_tokens <= written:
-            act, sequence.acts = sequence.acts[0], sequence.acts[1:]
-            if not isinstance(act, ForkAt):
-                self.cancel(sequence)
-                return
-            for script in act.children:
-                self.fork(sequence, script)
 
     # -- scheduling ----------------------------------------------------------------------------------
 
@@ -423,40 +355,6 @@ class Engine:
         if sequence.transfer is not None or (row is not None and self.manager.sequences.any_taken((row,))):
             self.settle()
 
-    def can_wait_for_run(self, sequence: Sequence, error: NoContiguousRun) -> bool:
-        """Note that the first in the queue lacks one run of blocks; return whether waiting can give it one.
-
-        What runs, and what is cached, gives way in time. Only pinned blocks and slab ends can leave it without a run
-        for ever: then, once nothing runs, it is refused here.
-        """
-        if sequence.reason_kind != "contiguous":
-            counters = self._counters
-            counters.failures_contiguous += 1
-            counters.contiguous_needed_blocks += error.needed
-            counters.contiguous_longest_blocks += error.longest
-            counters.contiguous_allocatable_blocks += error.allocatable
-            self.compactor.auto.saw_contiguous(self.step, error.needed, failed=True)
-        self.compactor.contiguous_wanted = error.needed
-        longest = self.manager.longest_possible_run()
-        if self.scheduler.running or len(self.copies) or longest >= error.needed:
-            return True
-        self.refuse_late(sequence, f"needs a run of {error.needed} blocks, pinned blocks or slab ends leave {longest}")
-        return False
-
-    def count_query(self, sequence: Sequence, hit_blocks: int) -> None:
-        """Count what the prefix cache was asked for and gave when a sequence was first admitted."""
-        if sequence.contiguous:
-            self._counters.contiguous_admitted += 1
-            self._counters.contiguous_waited_steps += self.step - sequence.arrived_step
-        counters, block_size = self._counters, self.config.block_size
-        sequence.hit_blocks = hit_blocks
-        counters.prompt_tokens += sequence.num_prompt
-        if self.config.prefix_cache:
-            counters.query_blocks += sequence.num_prompt // block_size
-            counters.query_tokens += sequence.num_prompt
-            counters.hit_blocks += hit_blocks
-            counters.hit_tokens += hit_blocks * block_size
-
     # -- execution and commit ------------------------------------------------------------------------
 
     def _compute(self, chunk: Chunk) -> None:
@@ -467,9 +365,9 @@ class Engine:
         if self.compute is not None:
             self.compute.prefill(sequence, start, stop)
         if stop == sequence.num_target:
-            self._finish(sequence)
+            self.lifecycle.finish(sequence)
         elif stop >= sequence.num_tokens:
-            self._act(sequence)
+            self.lifecycle.act(sequence)
 
     def _commit(self, rows: IdArray, stops: IdArray) -> None:
         """Publish the keys of blocks that filled, end the sequences that are complete, do what clients do now."""
@@ -487,9 +385,9 @@ class Engine:
             if written % size == 0 and block <= len(sequence.keys):
                 self.publish(sequence, block - 1, block)
             if written == sequence.num_target:
-                self._finish(sequence)
+                self.lifecycle.finish(sequence)
             elif sequence.acts:
-                self._act(sequence)
+                self.lifecycle.act(sequence)
 
     def publish(self, sequence: Sequence, first: int, stop: int) -> None:
         """Let full blocks ``first`` to ``stop`` of a sequence be found by their content, as far as they have keys."""
@@ -497,89 +395,6 @@ class Engine:
         size, keys = self.config.block_size, sequence.keys[first:stop]
         tokens = None if sequence.tokens is None else sequence.tokens[first * size : (first + len(keys)) * size]
         self.manager.publish_keys(sequence.row, keys, first, tokens=tokens)
-
-    def _finish(self, sequence: Sequence) -> None:
-        self._leave_device(sequence)
-        sequence.status = Status.FINISHED
-        self.measures.facts.finish(sequence.num_target)
-        self._counters.finished += 1
-        self.emit("finish", f"sequence {sequence.seq_id} finished", sequence.seq_id)
-
-    def cancel(self, sequence: Sequence) -> None:
-        """End a sequence in whatever stage it is, giving back all it holds."""
-        self._drop(sequence)
-        sequence.status = Status.CANCELLED
-        self._counters.cancelled += 1
-        self.emit("cancel", f"sequence {sequence.seq_id} cancelled", sequence.seq_id)
-
-    def refuse_late(self, sequence: Sequence, reason: str = "") -> None:
-        """End a sequence that cannot get its blocks any more; by default since the pool shrank."""
-        self._drop(sequence)
-        sequence.status = Status.REFUSED
-        self._counters.refused += 1
-        needed = self.manager.blocks_for(sequence.num_target)
-        shrank = f"needs {needed} blocks, the pool now has {self.manager.device.num_blocks}"
-        self.emit(
-            "refuse",
-            f"sequence {sequence.seq_id}: {reason or shrank}",
-            sequence.seq_id,
-            needed,
-        )
-
-    def fork(self, sequence: Sequence, script: Script = ()) -> Sequence:
-        """Return a new running sequence that shares every block of a running one and goes its own way from here.
-
-        Args:
-            sequence: The running one; not a contiguous one, whose blocks are its own.
-            script: What the new one's client does.
-        """
-        self.settle_for(sequence)
-        assert sequence.row is not None
-        assert not sequence.contiguous
-        manager = self.manager
-        at = int(manager.tables.num_tokens[sequence.row])
-        seq_id = self._new_seq_id()
-        content = sequence.content.forked(at, nonce=seq_id)
-        child = Sequence(
-            seq_id,
-            content,
-            f"fork of {sequence.seq_id}",
-            sequence.num_prompt,
-            sequence.num_target,
-            content.keys(self.config.block_size, self.config.key_hash) if self.config.prefix_cache else (),
-            content.exact_tokens(),
-            self.step,
-            num_tokens=max(at, sequence.num_tokens),
-            priority=sequence.priority,
-            acts=token_acts(script),
-        )
-        child.row = manager.fork(sequence.row)
-        child.waiting_since = self.step
-        self.measures.disturb()
-        self.measures.start(child, at, self.step, is_query=False)
-        self._counters.submitted += 1
-        self.scheduler.add_waiting(child)
-        self.scheduler.start(child)
-        self.emit("fork", f"sequence {sequence.seq_id} forked as {seq_id}", seq_id)
-        self._set_deadline(seq_id, script)
-        self._act(child)
-        return child
-
-    def _leave_device(self, sequence: Sequence) -> None:
-        assert sequence.row is not None
-        self.measures.release(sequence)
-        self.manager.free(sequence.row)
-        self.scheduler.stop(sequence)
-        sequence.row = None
-
-    def _drop(self, sequence: Sequence) -> None:
-        self.settle_for(sequence)
-        if sequence.row is not None:
-            self._leave_device(sequence)
-            return
-        if sequence.host_row is not None:
-            self.swaps.leave_host(sequence)
-        self.scheduler.stop(sequence)
 
     # -- size -------------------------------------------------------------------------------------------
 

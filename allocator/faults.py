@@ -185,7 +185,7 @@ class FaultInjector:
             if not (sequences := engine.unfinished()):
                 return None
             sequence = chance.choice(sequences)
-            engine.cancel(sequence)
+            engine.lifecycle.cancel(sequence)
             return f"the client of sequence {sequence.seq_id} is gone"
         if kind == "leaked-reference":
             pool = engine.manager.device

@@ -237,13 +237,13 @@ def test_clients_of_a_storm_hang_up_in_every_stage():
         load=Load(parse_workloads("cancel-storm"), 0, block_size=16, num_blocks=512),
     )
     stages: Counter[str] = Counter()
-    real = e.cancel
+    real = e.lifecycle.cancel
 
     def cancel(sequence) -> None:
         stages[sequence.status.name] += 1
         real(sequence)
 
-    e.cancel = cancel  # type: ignore[method-assign]
+    e.lifecycle.cancel = cancel  # type: ignore[method-assign]
     e.advance(4000)
     e.check()
     assert min(stages[stage] for stage in ("WAITING", "RUNNING", "SWAPPED")) > 0

@@ -395,8 +395,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "engine",
         (
             (
-                "        if not sequence.resumed:\n            engine.count_query",
-                "        if True:\n            engine.count_query",
+                "        if not sequence.resumed:\n            self._count_query",
+                "        if True:\n            self._count_query",
             ),
         ),
     ),
@@ -421,12 +421,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "skips over clients that hang up",
         "engine.py",
         "scripts",
-        (
-            (
-                "steps = [self.deadlines.next_step(lambda seq_id: self.scheduler.find(seq_id) is not None)]",
-                "steps = [None]",
-            ),
-        ),
+        (("steps = [self.lifecycle.next_deadline()]", "steps = [None]"),),
     ),
     Mutant(
         "waits for deadlines of those who ended",
@@ -436,13 +431,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a child forgets its script",
-        "engine.py",
+        "lifecycle.py",
         "scripts",
         (("            acts=token_acts(script),\n", ""),),
     ),
     Mutant(
         "hangs up and goes on",
-        "engine.py",
+        "lifecycle.py",
         "scripts",
         (("                self.cancel(sequence)\n                return\n", "                return\n"),),
     ),
@@ -472,19 +467,19 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a run is found by its content",
-        "engine.py",
+        "lifecycle.py",
         "contiguous",
-        (("if config.prefix_cache and not request.contiguous", "if config.prefix_cache"),),
+        (("config.prefix_cache and not request.contiguous", "config.prefix_cache"),),
     ),
     Mutant(
         "waits for ever for a run that cannot be",
-        "engine.py",
+        "admission.py",
         "contiguous",
-        (("if self.scheduler.running or len(self.copies) or longest >= error.needed:", "if longest >= 0:"),),
+        (("if engine.scheduler.running or len(engine.copies) or longest >= error.needed:", "if longest >= 0:"),),
     ),
     Mutant(
         "counts a lack of a run each step",
-        "engine.py",
+        "admission.py",
         "contiguous",
         (('if sequence.reason_kind != "contiguous":', "if True:"),),
     ),
@@ -496,9 +491,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "refuses what just fits",
-        "engine.py",
+        "lifecycle.py",
         "engine",
-        (("if needed > self.manager.device.num_blocks:", "if needed >= self.manager.device.num_blocks:"),),
+        (("if needed > size:", "if needed >= size:"),),
     ),
     Mutant(
         "no late refusal",
@@ -513,12 +508,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "cancel strands host blocks",
-        "engine.py",
+        "lifecycle.py",
         "engine",
         (
             (
-                "            self.swaps.leave_host(sequence)\n        self.scheduler.stop(sequence)",
-                "            sequence.host_row = None\n        self.scheduler.stop(sequence)",
+                "            self._engine.swaps.leave_host(sequence)\n        self._engine.scheduler.stop(sequence)",
+                "            sequence.host_row = None\n        self._engine.scheduler.stop(sequence)",
             ),
         ),
     ),
