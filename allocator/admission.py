@@ -46,7 +46,9 @@ class Round:
     def __init__(self, engine: Engine, counters: Counters, *, may_start: bool) -> None:
         self._engine, self._counters = engine, counters
         self._may_start = may_start
-        self._left = engine.prefill_tokens or _NO_LIMIT
+        # Alone, a prompt in pieces gains nothing, and whole prompts have one right answer whatever the budget.
+        self._budget = 0 if engine.config.serial else engine.config.prefill_tokens
+        self._left = self._budget or _NO_LIMIT
         self._chunks: list[Chunk] = []
         self._granted: set[int] = set()
         #: Those that run and lack tokens; some may have got them in this round.
@@ -98,13 +100,13 @@ class Round:
             return False  # on its way out: nobody behind it starts before it can
         while True:
             num_running = len(scheduler.running) + len(engine.swaps.coming_in())
-            if num_running >= engine.running_limit:
+            if num_running >= self._running_limit():
                 if self._preempt_lower(sequence, 0):
                     continue
                 why = ", the limit" if engine.thrash.limit is None else ", the limit while thrashing"
                 return _wait(sequence, "limit", f"limit: {num_running} sequences run{why}")
             if sequence.host_row is None and not self._left:
-                return _wait(sequence, "budget", f"budget: {engine.prefill_tokens} prompt tokens a step are given out")
+                return _wait(sequence, "budget", f"budget: {self._budget} prompt tokens a step are given out")
             watermark, begun = self._to_keep(sequence)
             keep = watermark + begun
             if sequence.resumed and sequence.num_tokens % engine.config.block_size == 0:
@@ -168,6 +170,13 @@ class Round:
             blocks,
         )
         return True
+
+    def _running_limit(self) -> int:
+        """Return how many may run at once: as configured, or fewer while preemptions gain nothing."""
+        config, limit = self._engine.config, self._engine.thrash.limit
+        if config.serial:
+            return 1
+        return config.max_running if limit is None else limit
 
     def _count_query(self, sequence: Sequence, hit_blocks: int) -> None:
         """Count what the prefix cache was asked for and gave when a sequence was first admitted."""

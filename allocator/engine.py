@@ -7,9 +7,10 @@ come in between turns, through ``plan`` and ``apply``.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,7 @@ from allocator.plans import Outcome, Plan
 from allocator.room import Room
 from allocator.scheduler import Scheduler
 from allocator.sequence import Sequence
+from allocator.skipping import idle_steps, quiet_steps, steps_to_change
 from allocator.snapshot import Counters, Snapshot
 from allocator.storage import NoStorage, Storage
 from allocator.swaps import Swaps
@@ -205,14 +207,14 @@ class Engine:
         if not len(decoding) and not chunks:
             if not scheduler.running and not short:
                 return self._idle(budget)
-            steps = self._steps_to_change(budget) if len(self.copies) and not short else 1
+            steps = steps_to_change(self, budget) if len(self.copies) and not short else 1
             self.step += steps
             return steps
         self.stuck_reason = None
         self._counters.peak_active = max(self._counters.peak_active, manager.device.num_active)
 
         # After a preemption the queue has not been tried with the room that is left.
-        steps = 1 if short or scheduler.prefilling else self._quiet_steps(decoding, stops, budget)
+        steps = 1 if short or scheduler.prefilling else quiet_steps(self, decoding, stops, budget)
         self.measures.facts.turn(len(scheduler.running), None if short else self._blocked(), steps)
         if len(decoding):
             if self.compute is not None:
@@ -230,7 +232,8 @@ class Engine:
             self.compactor.look()
             self._tell_evictions()
         if self.compute is not None:
-            self._settle(self.compute, steps)
+            with self._counting_faults():
+                self.compute.settle(steps)
         return steps
 
     def _blocked(self) -> Blocked | None:
@@ -239,29 +242,10 @@ class Engine:
         kind = None if first is None else first.reason_kind
         return kind if kind == "watermark" or kind == "capacity" else None
 
-    def _quiet_steps(self, rows: IdArray, stops: IdArray, budget: int) -> int:
-        """Return how many steps pass until a block fills or anything else happens; at least 1."""
-        tables = self.manager.tables
-        tokens = tables.num_tokens[rows]
-        room = np.minimum(tables.num_blocks[rows] * self.manager.block_size, stops) - tokens
-        return self._steps_to_change(min(budget, int(room[room.argmin()])))
-
-    def _steps_to_change(self, steps: int) -> int:
-        """Return ``steps``, or fewer if a client acts, a copy is due or a look at fragmentation is; at least 1."""
-        if (until := self._next_client_step()) is not None:
-            steps = min(steps, until - self.step)
-        if self.copies.next_due is not None:
-            steps = min(steps, self.copies.next_due - self.step)
-        if self.compact == "auto":
-            steps = min(steps, self.compactor.auto.next_look - self.step)
-        if (change := self.thrash.next_change()) is not None:
-            steps = min(steps, change - self.step)
-        return max(1, steps)
-
     def _idle(self, budget: int) -> int:
         """Let time pass while nothing runs; return 0 when neither a copy nor a client can change that."""
         if len(self.copies):
-            steps = self._steps_to_change(budget)
+            steps = steps_to_change(self, budget)
             self.step += steps
             return steps
         if self.scheduler.waiting:
@@ -276,21 +260,9 @@ class Engine:
                 self.stuck_reason += f"; attached programs hold {self.clients.num_blocks} blocks"
             self.step += 1
             return 1
-        until = self._next_client_step()
-        if until is None:
-            return 0
-        steps = min(budget, max(1, until - self.step))
-        if (change := self.thrash.next_change()) is not None:
-            steps = min(steps, change - self.step)
+        steps = idle_steps(self, budget)
         self.step += steps
         return steps
-
-    def _next_client_step(self) -> int | None:
-        """Return the step at which a request arrives or a client hangs up; ``None`` when neither ever happens."""
-        steps = [self.lifecycle.next_deadline()]
-        if not self.config.serial:
-            steps.append(self.arrivals.next_step)
-        return min((step for step in steps if step is not None), default=None)
 
     # -- arrivals ------------------------------------------------------------------------------------
 
@@ -320,20 +292,7 @@ class Engine:
             for news in self.clients.drain(self._counters):
                 self.emit(*news)
 
-    # -- scheduling ----------------------------------------------------------------------------------
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens that a step computes at most; 0 is no limit."""
-        # Alone, a prompt in pieces gains nothing, and whole prompts have one right answer whatever the budget.
-        return 0 if self.config.serial else self.config.prefill_tokens
-
-    @property
-    def running_limit(self) -> int:
-        """Sequences that may run at once: as configured, or fewer while preemptions gain nothing."""
-        if self.config.serial:
-            return 1
-        return self.config.max_running if self.thrash.limit is None else self.thrash.limit
+    # -- copies --------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Commit every copy under way, due or not.
@@ -444,33 +403,24 @@ class Engine:
             InvariantViolation: The first law found broken; it is counted too.
         """
         self._counters.integrity_checks += 1
-        try:
+        with self._counting_faults():
             invariants.check_manager(self.manager)
             if self.compute is not None:
                 with self.manager.lock:
                     self.compute.check([*self.unfinished(), *self.clients.sequences()])
-        except InvariantViolation as violation:
-            self._count_fault(violation)
-            raise
 
-    def _settle(self, compute: Compute, steps: int) -> None:
-        """End what was computed in these steps.
-
-        Raises:
-            InvariantViolation: It differs from what a contiguous cache gives; it is counted, and the steps stand.
-        """
+    @contextlib.contextmanager
+    def _counting_faults(self) -> Iterator[None]:
+        """Count and tell the law that is found broken in here, and let it be raised."""
         try:
-            compute.settle(steps)
+            yield
         except InvariantViolation as violation:
-            self._count_fault(violation)
+            self._counters.integrity_faults += 1
+            by_law = list(self._counters.faults_by_law)
+            by_law[violation.law] += 1
+            self._counters.faults_by_law = tuple(by_law)
+            self.emit("fault", str(violation))
             raise
-
-    def _count_fault(self, violation: InvariantViolation) -> None:
-        self._counters.integrity_faults += 1
-        by_law = list(self._counters.faults_by_law)
-        by_law[violation.law] += 1
-        self._counters.faults_by_law = tuple(by_law)
-        self.emit("fault", str(violation))
 
     def unfinished(self) -> list[Sequence]:
         """Return running sequences by arrival, then waiting ones in queue order."""

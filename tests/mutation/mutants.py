@@ -402,12 +402,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "skips over arrivals",
-        "engine.py",
+        "skipping.py",
         "engine",
         (
             (
-                "        if (until := self._next_client_step()) is not None:\n            steps = min(steps",
-                "        if (until := None) is not None:\n            steps = min(steps",
+                "    if (until := _next_client_step(engine)) is not None:\n        steps = min(steps",
+                "    if (until := None) is not None:\n        steps = min(steps",
             ),
         ),
     ),
@@ -419,9 +419,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "skips over clients that hang up",
-        "engine.py",
+        "skipping.py",
         "scripts",
-        (("steps = [self.lifecycle.next_deadline()]", "steps = [None]"),),
+        (("steps = [engine.lifecycle.next_deadline()]", "steps = [None]"),),
     ),
     Mutant(
         "waits for deadlines of those who ended",
@@ -531,7 +531,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "skips one too many",
-        "engine.py",
+        "skipping.py",
         "engine",
         (("min(budget, int(room[room.argmin()]))", "min(budget, int(room[room.argmin()]) + 1)"),),
     ),
@@ -598,13 +598,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "skips over the end of a thrash window",
-        "engine.py",
+        "skipping.py",
         "admission",
         (
             (
-                "        if (change := self.thrash.next_change()) is not None:\n"
-                "            steps = min(steps, change - self.step)\n        return max(1, steps)",
-                "        return max(1, steps)",
+                "    if (change := engine.thrash.next_change()) is not None:\n"
+                "        steps = min(steps, change - engine.step)\n    return max(1, steps)",
+                "    return max(1, steps)",
             ),
         ),
     ),
