@@ -11,6 +11,7 @@ import json
 import os
 import re
 import select
+import shlex
 import shutil
 import socket
 import stat
@@ -26,8 +27,9 @@ from kvtop.errors import EXIT_FAILED, EXIT_OK, UserError
 from kvtop.local_socket import runtime_dir
 from kvtop.options_file import OptionsFile
 
-#: ``missing`` is something kvtop works without; ``problem`` is something to be put right.
-State = Literal["good", "missing", "problem"]
+#: ``missing`` is something kvtop works without; ``stale`` is left from what has ended, and in nobody's way;
+#: ``problem`` is something to be put right.
+State = Literal["good", "missing", "stale", "problem"]
 _MIN_SIZE: Final = (60, 16)
 _TORCH_BOUND_S: Final = 60.0
 _ANSWER_BOUND_S: Final = 0.3
@@ -275,23 +277,33 @@ def _stale_files() -> Iterator[Finding]:
 
 
 def stale_findings(folder: Path) -> Iterator[Finding]:
-    """Yield whether engines' sockets lie in ``folder`` that nobody answers on."""
-    sockets = []
+    """Yield whether engines that have ended left sockets or block maps in ``folder``."""
+    sockets, maps = [], []
     if folder.is_dir():
-        sockets = sorted(p for p in folder.iterdir() if p.suffix == ".sock" and stat.S_ISSOCK(p.lstat().st_mode))
-    dead = [path for path in sockets if not _answers(path)]
-    if dead:
-        names = ", ".join(path.stem for path in dead)
-        yield Finding("stale files", "missing", f"sockets of ended engines: {names}", f"rm in {folder}, at leisure")
+        sockets = sorted(p for p in folder.glob("*.sock") if stat.S_ISSOCK(p.lstat().st_mode))
+        maps = sorted(p for p in folder.glob("*.map") if stat.S_ISREG(p.lstat().st_mode))
+    alive = {path.stem for path in sockets if not _is_dead(path)}
+    left = [path for path in (*sockets, *maps) if path.stem not in alive]
+    if left:
+        names = ", ".join(sorted({path.stem for path in left}))
+        advice = f"rm {shlex.join(map(str, left))}; or leave them: the next engine of that name clears them away"
+        yield Finding("engine files", "stale", f"left by engines that have ended: {names}", advice)
     else:
-        yield Finding("stale files", "good", f"none; {len(sockets)} published engines")
+        yield Finding("engine files", "good", f"none is stale; {_published(len(alive))}")
 
 
-def _answers(path: Path) -> bool:
+def _published(number: int) -> str:
+    return f"{number} published {'engine' if number == 1 else 'engines'}"
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether nobody listens there any more; an engine that is too busy to answer is alive."""
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as sock:
         sock.settimeout(_ANSWER_BOUND_S)
         try:
             sock.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
         except OSError:
             return False
-        return True
+        return False

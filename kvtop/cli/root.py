@@ -79,7 +79,8 @@ def cli(ctx: click.Context, /, in_process: bool, **params: Any) -> int:
 def doctor_command(as_json: bool, config: str | None) -> int:
     """Look at the terminal, Python, torch, GPUs and files.
 
-    Each line is good, missing (kvtop works without it) or a problem, with what to do. Exit code 1 on a problem.
+    Each line is good, missing (kvtop works without it), stale (left by what has ended) or a problem, with what to do.
+    Exit code 1 on a problem, else 0.
     """
     from kvtop.doctor import examine, run_doctor
 

@@ -72,10 +72,14 @@ def test_sockets_that_nobody_answers_on_are_found(tmp_path):
     alive.listen()
     with socket.socket(socket.AF_UNIX) as ended:
         ended.bind(str(tmp_path / "ended.sock"))
+    for name in ("alive", "killed"):
+        (tmp_path / f"{name}.map").touch()
     try:
         (finding,) = stale_findings(tmp_path)
-        assert finding.state == "missing"
-        assert finding.found == "sockets of ended engines: ended"
+        assert finding.state == "stale"
+        assert finding.found == "left by engines that have ended: ended, killed"
+        assert finding.advice.startswith(f"rm {tmp_path / 'ended.sock'} {tmp_path / 'killed.map'}; ")
+        assert run_doctor(as_json=False, findings=lambda: [finding]) == 0
     finally:
         alive.close()
 
