@@ -110,7 +110,7 @@ class Resize(_Command, frozen=True, tag=True):
 
 
 class EvictCached(_Command, frozen=True, tag=True):
-    """Evict ``num_blocks`` cached blocks, next victim first; ``None`` evicts all."""
+    """Evict ``num_blocks`` cached blocks, next victim first; without a number, all cached blocks."""
 
     num_blocks: int | None = None
 

@@ -278,7 +278,9 @@ def _plan(engine: Engine, command: Command) -> Plan:
             evictable = len(device.eviction_order())
             n = evictable if num_blocks is None else min(num_blocks, evictable)
             return Plan(
-                summary=f"evict {n} cached blocks",
+                summary=f"evict all cached blocks ({n:,})"
+                if num_blocks is None
+                else f"evict {_count(n, 'cached block')}",
                 evicted_blocks=n,
                 effects=(
                     Effect("cached blocks", device.num_cached, device.num_cached - n),
@@ -343,7 +345,8 @@ def _apply(engine: Engine, command: Command) -> str:
         case EvictCached(num_blocks):
             with manager.lock:
                 evicted = manager.device.evict(num_blocks)
-            return f"{_count(evicted, 'cached block')} evicted"
+            what = f"all cached blocks ({evicted:,})" if num_blocks is None else _count(evicted, "cached block")
+            return f"{what} evicted"
         case Pin(block_ids):
             manager.pin(np.asarray(block_ids, np.int64))
             return f"{_count(len(block_ids), 'block')} pinned"

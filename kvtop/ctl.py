@@ -1,6 +1,7 @@
 """``kvtop ctl``: one subcommand for each command that an engine or a server takes, made from the command types.
 
-A field without a default is an argument, and so is the first; any other is an option. A tuple takes several values.
+A field without a default is an argument, and so is the first; any other is an option. A tuple takes several values,
+and one of block ids takes ranges too.
 A new command appears here by itself.
 """
 
@@ -17,7 +18,7 @@ import msgspec
 
 from allocator.commands import Command, command_name
 from kvtop.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, SourceError, UserError
-from kvtop.panels.command_text import SHORT, plain_reason
+from kvtop.panels.command_text import BLOCK_IDS, SHORT, block_ids, plain_reason
 from kvtop.serving_commands import AnyCommand, ServingCommand
 
 if TYPE_CHECKING:
@@ -63,6 +64,12 @@ class _Field(click.ParamType):
             raise UserError(f"{_name_of(param)} {value or 'empty'}: {self._allowed}") from None
 
 
+class _Ids(click.ParamType):
+    """Words that name blocks; all of a line are read together, by ``block_ids``."""
+
+    name = f"N|N-N, {BLOCK_IDS}"
+
+
 def _name_of(param: click.Parameter) -> str:
     return param.opts[0] if isinstance(param, click.Option) else str(param.human_readable_name).lower()
 
@@ -101,11 +108,14 @@ def _make_command(name: str, kind: type[AnyCommand]) -> click.Command:
     """Return the subcommand that sends commands of ``kind``."""
     hints = typing.get_type_hints(kind)
     params: list[click.Parameter] = []
+    ids_of = ""
     for index, field in enumerate(msgspec.structs.fields(kind)):
         inner, is_optional, is_many = _unfold(hints[field.name])
         is_required = field.default is msgspec.NODEFAULT
         if is_required or index == 0:
-            value_type = _Field(inner, _NONE_WORDS.get(field.name) if is_optional else None)
+            is_ids = is_many and inner is int
+            ids_of = field.name if is_ids else ids_of
+            value_type = _Ids() if is_ids else _Field(inner, _NONE_WORDS.get(field.name) if is_optional else None)
             settings: dict[str, Any] = {"required": True} if is_required else {"default": field.default}
             if is_many:
                 settings["nargs"] = -1
@@ -129,6 +139,8 @@ def _make_command(name: str, kind: type[AnyCommand]) -> click.Command:
             )
 
     def callback(**values: Any) -> int:
+        if ids_of:
+            values[ids_of] = block_ids(name, values[ids_of])
         try:
             command = msgspec.convert({**values, "type": kind.__name__}, kind)
         except msgspec.ValidationError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,8 +15,9 @@ from kvtop.serving_commands import AnyCommand, ServingCommand
 
 #: Words for a field that may be left open.
 _OPEN: Final = frozenset({"none", "all", "max"})
-#: Block ids that one line may name.
+#: Block ids that one line may name, and how they are written.
 _MAX_IDS: Final = 10_000
+BLOCK_IDS: Final = "block ids, such as 4 10-20"
 
 
 def _kinds(commands: Any) -> Mapping[str, type[Any]]:
@@ -68,7 +69,7 @@ def parse_command(text: str) -> AnyCommand:
     values: dict[str, Any] = {}
     if fields and _is_many(fields[0]):
         if words or fields[0].required:
-            values[fields[0].name] = _ids(name, words) if _is_ids(fields[0]) else words
+            values[fields[0].name] = block_ids(name, words) if _is_ids(fields[0]) else words
     elif fields and fields[0].type is str:
         values = {fields[0].name: " ".join(words)} if words else {}
     else:
@@ -101,18 +102,29 @@ def _is_ids(field: msgspec.structs.FieldInfo) -> bool:
     return _is_many(field) and typing.get_args(field.type)[0] is int
 
 
-def _ids(name: str, words: list[str]) -> list[int]:
+def block_ids(name: str, words: Sequence[str]) -> list[int]:
+    """Return the ids that ``words`` name: each an id, or a range with both ends, such as ``10-20``.
+
+    Args:
+        name: What they are for, as a complaint begins.
+        words: The words.
+
+    Raises:
+        UserError: One line: what they are for, the word, what is allowed.
+    """
     ids: list[int] = []
     for word in words:
         found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word, re.ASCII)
         if found is None:
-            raise UserError(f"{name} {word}: block ids, such as 4 10-20")
+            raise UserError(f"{name} {word or 'empty'}: {BLOCK_IDS}")
         first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise UserError(f"{name} {word}: a range begins with its lower end, such as {last}-{first}")
         if last - first + len(ids) >= _MAX_IDS:
             raise UserError(f"{name} {word}: at most {_MAX_IDS} blocks")
         ids.extend(range(first, last + 1))
     if not ids:
-        raise UserError(f"{usage(name)}: block ids, such as 4 10-20")
+        raise UserError(f"{usage(name)}: {BLOCK_IDS}")
     return ids
 
 

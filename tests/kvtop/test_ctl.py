@@ -34,6 +34,7 @@ from allocator.commands import (
     SetWatermark,
     Step,
     SubmitLoad,
+    Unpin,
     VerifyContents,
     command_name,
 )
@@ -93,6 +94,8 @@ LINES: list[tuple[str, AnyCommand]] = [
     ("evict", EvictCached(None)),
     ("evict 5", EvictCached(5)),
     ("pin 1 2 3", Pin((1, 2, 3))),
+    ("pin 3 7-9", Pin((3, 7, 8, 9))),
+    ("unpin 4-4", Unpin((4,))),
     ("set-load 2 --size-scale 0.5", SetLoad(2.0, 0.5)),
     ("set-load --size-scale 0.5", SetLoad(None, 0.5)),
     ("set-policy sjf", SetPolicy("sjf")),
@@ -142,6 +145,12 @@ BAD = [
     ("inject-fault earthquake", "kind earthquake: one of failing-copy"),
     ("cancel", "missing argument 'SEQ_ID'"),
     ("pin", "missing argument 'BLOCK_IDS...'"),
+    ("pin 3 x", "pin x: block ids, such as 4 10-20"),
+    ("pin 3 7-", "pin 7-: block ids, such as 4 10-20"),
+    ("pin -- -5", "pin -5: block ids, such as 4 10-20"),
+    ("pin 1_0", "pin 1_0: block ids"),
+    ("unpin 12-7", "unpin 12-7: a range begins with its lower end, such as 7-12"),
+    ("pin 0-99999", "pin 0-99999: at most 10000 blocks"),
     ("pause now", "got unexpected extra argument (now)"),
     ("", "missing command"),
     ("--to t", "missing command"),
@@ -186,6 +195,22 @@ def test_a_dry_run_changes_nothing(daemon: ThreadedDaemon, capsys: pytest.Captur
     told = json.loads(capsys.readouterr().out)
     assert (told["engine"], told["outcome"], told["plan"]["refusal"]) == ("t", None, None)
     assert len(audit_path().read_text().splitlines()) == 1  # the pause
+
+
+def test_evicting_without_a_number_says_that_it_is_all(
+    daemon: ThreadedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["ctl", "evict", "--help"]) == 0
+    assert "without a number, all cached blocks" in " ".join(capsys.readouterr().out.split())
+    assert run(["ctl", "pause"]) == 0
+    cached = daemon.engine.manager.device.num_cached
+    capsys.readouterr()
+    assert run(["ctl", "--dry-run", "evict"]) == 0
+    assert f"would evict all cached blocks ({cached})" in capsys.readouterr().out
+    assert run(["ctl", "evict"]) == 0
+    assert capsys.readouterr().out == f"all cached blocks ({cached}) evicted\n"
+    assert run(["ctl", "--dry-run", "evict", "1"]) == 0
+    assert "would evict 0 cached blocks" in capsys.readouterr().out
 
 
 def test_done_refused_and_failed_have_their_codes(daemon: ThreadedDaemon, capsys: pytest.CaptureFixture[str]) -> None:

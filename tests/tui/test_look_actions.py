@@ -431,6 +431,7 @@ async def test_lines_that_only_set_the_pace_act_at_once(line, command):
         ("resize size=4", "resize size: not a field"),
         ("pin x", "pin x: block ids, such as 4 10-20"),
         ("pin 0-99999", "at most 10000 blocks"),
+        ("pin 12-7", "pin 12-7: a range begins with its lower end, such as 7-12"),
         ("theme pink", "theme pink: one of dark, light, contrast, colour-blind"),
         ("block -1", "block -1: a whole number"),
         ("sequence 99", "no sequence 99"),
