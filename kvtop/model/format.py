@@ -9,6 +9,8 @@ import math
 from typing import Final
 
 UNKNOWN: Final = "—"
+#: An engine that counts blocks and keeps no tensors.
+BOOKS_ONLY: Final = "books only"
 
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL: Final = ("", "k", "M", "G", "T", "P")
@@ -86,6 +88,11 @@ def seconds(duration_s: float | None) -> str:
     if days == 0:
         return f"{hours}h {minutes % 60:02d}m"
     return f"{days}d {hours % 24:02d}h"
+
+
+def storage(device: str, geometry: str) -> str:
+    """Write where keys and values lie, and in which shape: ``cpu tiny``, or ``books only`` where none are kept."""
+    return BOOKS_ONLY if geometry == "none" else f"{device} {geometry}"
 
 
 def speed(times: float | None) -> str:

@@ -19,7 +19,7 @@ def overview(view: View, asked: Asked) -> tuple[Section, ...]:
         return nothing(view)
     counters = snapshot.counters
     engine = (
-        Entry("engine", view.source, f"{snapshot.device}, {snapshot.geometry}"),
+        Entry("engine", view.source, fmt.storage(snapshot.device, snapshot.geometry)),
         Entry("phase", snapshot.phase, alarm=":" in snapshot.phase),
         Entry("step", fmt.count(snapshot.step), f"{fmt.seconds(snapshot.time_s)} of virtual time"),
         Entry("speed", fmt.speed(snapshot.speed), f"{fmt.short(snapshot.steps_per_s)} steps/s"),

@@ -173,7 +173,7 @@ ACTIONS: Final = (
     _act(12, "swap_in", "I", "in", "swap the selected sequence in again"),
     _act(6, "compact", "C", "compact", "move blocks together; choose the goal"),
     _act(7, "resize", "R", "resize", "grow or shrink the device pool"),
-    _act(8, "evict", "E", "evict", "evict cached blocks: all, or a number of them"),
+    _act(8, "evict", "E", "evict", "evict cached blocks: all of them, or a number"),
     _act(0, "abort", "A", "abort", "end the work in progress; what was moved stays moved"),
     _act(0, "policy", "O", "order", "order the queue: first come, by class, shortest job first"),
     _act(0, "watermark", "W", "watermark", "the share of the pool that is kept allocatable when admitting"),

@@ -275,7 +275,9 @@ class EngineActions(ArrangeActions):
                 return EvictCached(None)
             return EvictCached(int(text)) if int(text) >= 1 else "0: at least 1 block, or nothing typed for all"
 
-        self._open_sheet("evict", "Evict cached blocks", NumberField("blocks", "", make, "nothing typed: all of them"))
+        self._open_sheet(
+            "evict", "Evict cached blocks", NumberField("blocks", "", make, "nothing typed: all cached blocks")
+        )
 
     def action_pin(self) -> None:
         block, device = self.main.cursor, self.view.device

@@ -87,7 +87,10 @@ TooSmall { display: none; height: 1fr; }
 .-big.-big-left #right, .-big.-big-side #left, .-big.-big-side #inspector { display: none !important; }
 .-big.-big-side #right { width: 1fr; max-width: 100%; margin: 0; }
 .-big.-big-below #body, .-big.-big-below #trends { display: none; }
-.-tall.-big.-big-left #bottom, .-tall.-big.-big-side #bottom { display: none; }
+.-lesson.-big.-big-left #lesson, .-lesson.-big.-big-below #lesson { display: none; }
+.-big.-big-lesson #left, .-big.-big-lesson #stage { display: none !important; }
+.-big.-big-lesson #lesson { width: 1fr; margin: 0; }
+.-tall.-big.-big-lesson #bottom, .-tall.-big.-big-left #bottom, .-tall.-big.-big-side #bottom { display: none; }
 .-tall.-big.-big-below #bottom { height: 1fr; max-height: 100%; }
 .-big.-big-below #bottom > .slot { margin-left: 0; }
 .-thin Tabs, .-flat Tabs { display: none; }

@@ -103,6 +103,7 @@ class Learning(Leaving):
             self._aside, self._aside_polling = self.attachment, self._polling
         self.play = self.school.begin(lesson)
         self._staged = -1
+        self._shrink()
         self._base.add_class("-lesson")
         if self.panel != "map":
             self.action_show("map")

@@ -27,6 +27,7 @@ from kvtop.tui.screens.prompt import Prompt
 from kvtop.tui.shades import MODES
 from kvtop.tui.themes import THEMES
 from kvtop.tui.widgets.block_map import BlockMap, BlockRef
+from kvtop.tui.widgets.lesson import LessonPane
 from kvtop.tui.widgets.lines import Lines
 from kvtop.tui.widgets.panes import Events, Footer
 from kvtop.tui.widgets.remote import RemotePane
@@ -173,13 +174,15 @@ class LookActions(ExportActions):
             return
         around = {node.id for node in self.focused.ancestors} if self.focused else set()
         what = "side" if "right" in around else "below" if "bottom" in around else "left"
+        if isinstance(self.focused, LessonPane):
+            what = "lesson"
         base.add_class("-big", f"-big-{what}")
         self._place_panels()
 
     def _shrink(self) -> bool:
         base = self._base
         was_big = base.has_class("-big")
-        base.remove_class("-big", "-big-left", "-big-side", "-big-below")
+        base.remove_class("-big", "-big-left", "-big-side", "-big-below", "-big-lesson")
         if was_big:
             self._place_panels()
         return was_big

@@ -22,7 +22,10 @@ class SettingActions(EngineActions):
     """Settings and their undo. ``KvtopApp`` is the only subclass."""
 
     def action_policy(self) -> None:
-        self._open_sheet("policy", "Order the queue", [Choice(n, SetPolicy(policy)) for n, policy in _POLICIES])
+        snapshot = self.view.snapshot
+        now = None if snapshot is None else snapshot.policy
+        choices = [Choice(name, SetPolicy(policy), policy == now) for name, policy in _POLICIES]
+        self._open_sheet("policy", "Order the queue", choices)
 
     def action_watermark(self) -> None:
         snapshot = self.view.snapshot
@@ -44,8 +47,8 @@ class SettingActions(EngineActions):
         if self._may("when_to_compact") is None or snapshot is None:
             return
         threshold = snapshot.compact_threshold_ratio
-        choices = [Choice(mode, SetAutoCompaction(mode, threshold)) for mode in _MODES]
-        self._open_sheet("when_to_compact", f"When to compact: {snapshot.compact}", choices)
+        choices = [Choice(mode, SetAutoCompaction(mode, threshold), mode == snapshot.compact) for mode in _MODES]
+        self._open_sheet("when_to_compact", "When to compact", choices)
 
     def action_load(self) -> None:
         snapshot = self.view.snapshot

@@ -52,6 +52,12 @@ def test_every_line_is_a_number_with_its_name():
     assert all(line.isprintable() and ": " in line for line in said)
 
 
+def test_an_engine_without_tensors_keeps_books_only():
+    bare = msgspec.structs.replace(_SNAPSHOT, geometry="none", device="none", block_bytes=0)
+    assert "engine, engine: scripted (cpu tiny)" in lines(_attachment(_observation()).poll())
+    assert "engine, engine: scripted (books only)" in lines(_attachment(_observation(bare)).poll())
+
+
 def test_control_signs_in_data_do_not_steer_the_terminal():
     row = msgspec.structs.replace(_ROW, status="waiting", reason="\x1b[31mred")
     attachment = _attachment(_observation(msgspec.structs.replace(_SNAPSHOT, sequences=(row,), phase="stuck: \x07")))

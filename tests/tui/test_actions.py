@@ -174,6 +174,19 @@ async def test_every_line_of_help_has_room():
         assert [row for row in keys if len(row) > room] == []
 
 
+async def test_help_goes_on_below_its_words_on_a_narrow_screen():
+    async with console(size=(120, 40)) as c:
+        await c.press("question_mark")
+        wide = " ".join(c.app.screen.text().plain.split())
+        await c.pilot.resize_terminal(60, 16)
+        await c.pilot.pause()
+        pane = c.app.screen.query_one(VerticalScroll)
+        rows = c.app.screen.text().plain.splitlines()
+        assert max(map(len, rows)) <= pane.scrollable_content_region.width
+        assert any(row.startswith(" " * 8) for row in rows)
+        assert " ".join(" ".join(rows).split()) == wide
+
+
 async def test_help_scrolls_by_lines_and_by_screens():
     async with console(size=(80, 24)) as c:
         await c.press("question_mark")
@@ -549,6 +562,7 @@ async def test_action_policy():
     async with console() as c:
         sheet = await _sheet_of(c, "O")
         assert c.operations.planned == [SetPolicy("fcfs")]
+        assert sheet.text().plain.splitlines()[0].startswith(" first come (now)   by class   shortest job ")
         await c.press("right", "right")
         await c.until(lambda: SetPolicy("sjf") in c.operations.planned and sheet.plan is not None, "the third plan")
         await c.press("y")
@@ -865,6 +879,9 @@ async def test_action_watermark():
 
 async def test_action_when_to_compact():
     async with console() as c:
+        sheet = await _sheet_of(c, "M")
+        assert sheet.text().plain.splitlines()[0].startswith(" auto   manual (now)   off ")
+        await c.press("escape")
         await _confirmed(c, SetAutoCompaction("auto", 0.5), "M")
     async with console() as c:
         await _confirmed(c, SetAutoCompaction("off", 0.5), "M", "left")

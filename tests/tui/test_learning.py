@@ -176,6 +176,23 @@ async def test_digits_are_the_consoles_where_nothing_is_asked(tmp_path: Path) ->
         assert "Tab comes back" in one.body()
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_the_pane_that_has_the_focus_gets_the_whole_screen(size: tuple[int, int], tmp_path: Path) -> None:
+    async with lessons(tmp_path, find_lesson("1"), size=size) as one:
+        await one.ready()
+        both = (one.pane.size.width, one.app.main.size.width)
+        await one.press("e")
+        assert (one.pane.size.width, one.app.main.size.width) == (size[0], 0)
+        assert "token" in one.body()
+        await one.press("e")
+        assert (one.pane.size.width, one.app.main.size.width) == both
+        one.app.main.focus()
+        await one.press("e")
+        assert (one.pane.size.width, one.app.main.size.width) == (0, size[0])
+        await one.press("escape")
+        assert (one.pane.size.width, one.app.main.size.width) == both
+
+
 async def test_the_course_begins_lessons_and_knows_what_was_played(tmp_path: Path) -> None:
     async with lessons(tmp_path) as one:
         assert isinstance(one.app.screen, CourseScreen)

@@ -172,12 +172,30 @@ async def test_a_fleet_is_filtered_and_turned_round() -> None:
         assert names() == ["c:1", "b:1", "a:1"]
         await c.press("s")
         assert names() == ["a:1", "b:1", "c:1"]  # the emptiest first, what is not known last
+        assert "HIT    —" in header
+        assert "told by" not in header
         await c.press("slash", *"sglang", "enter")
         assert names()[0] == "b:1"
         assert "1 of 3" in c.text_of("#remote")
         assert "c:1" not in c.text_of("#remote")
         await c.press("slash", *["backspace"] * 6, *"none such", "enter", "down", "enter")
         assert "0 of 3" in c.text_of("#remote")
+
+
+async def test_a_fleet_that_tells_nothing_has_no_numbers() -> None:
+    silent, one = (
+        EngineRow("m", target="a:1"),
+        EngineRow("m", target="b:1", usage_ratio=0.5, told_hit_ratio=0.25, running=2),
+    )
+    async with console(source=source(RemoteFacts(FLEET, None, "http://p:9090", (silent,)))) as c:
+        use, hit, load = c.text_of("Header").splitlines()[1:4]
+        assert "over" not in use
+        assert hit.split() == ["HIT", "—"]
+        assert "run —" in load
+        assert not set("0123456789") & set(use + hit + load)
+    async with console(source=source(RemoteFacts(FLEET, None, "http://p:9090", (silent, one)))) as c:
+        assert "over 1 engine " in c.text_of("Header")
+        assert "told by 1 engine  lowest b:1 25.0%" in c.text_of("Header")
 
 
 def mirrored(state: str = "complete") -> RemoteObservation:

@@ -117,6 +117,18 @@ async def test_the_header_tells_what_was_verified(size, difference, text):
         assert "FAIL 2" in last
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_an_engine_without_tensors_is_told_as_books_only(size):
+    bare = _told(scripted_observation(), geometry="none", device="none", block_bytes=0)
+    async with console(source=FocusedSource([bare]), size=size) as c:
+        top = c.text_of("Header").splitlines()[0]
+        assert "books only" in top or size[0] == 80  # where there may be no room for it
+        assert "none" not in top
+        assert "—" not in top
+    async with console(size=(120, 40)) as c:
+        assert "on cpu tiny" in c.text_of("Header")
+
+
 async def test_the_header_and_the_map_tell_the_same_numbers():
     other = scripted_observation(first_event=3, device=block_arrays(np.zeros(1024, np.uint8)))
     async with console(source=FocusedSource([scripted_observation(), other])) as c:

@@ -17,6 +17,8 @@ from kvtop.tui.screens.dialog import Dialog
 #: Keys that scroll by so many lines, and by so many screens.
 _LINES: Final = {"j": 1, "down": 1, "k": -1, "up": -1}
 _SCREENS: Final = {"pagedown": 1, "space": 1, "pageup": -1}
+#: Of the screen's width that an overlay takes at most, as its style says.
+_MAX_PERCENT: Final = 96
 
 
 class Overlay(Dialog[None]):
@@ -53,6 +55,14 @@ class Overlay(Dialog[None]):
             pane.border_subtitle = "Esc closes"
             pane.styles.width = self._width
             yield Static(self.text())
+
+    @property
+    def room(self) -> int:
+        """Columns there are for text, beside border, padding and scrollbar."""
+        return min(self._width, self.app.size.width * _MAX_PERCENT // 100) - 5
+
+    def on_resize(self) -> None:
+        self.draw_again()
 
     def on_key(self, event: events.Key) -> None:
         if event.key in self._closed_by:

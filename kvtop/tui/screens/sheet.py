@@ -30,10 +30,17 @@ _RATIO_WORDS: Final = ("ratio", "fragmentation", "usage", "watermark")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of several commands that a sheet offers."""
+    """One of several commands that a sheet offers.
+
+    Attributes:
+        label: What it is called.
+        command: What it does.
+        is_now: Whether this is how things are already.
+    """
 
     label: str
     command: AnyCommand
+    is_now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +209,8 @@ class ActionSheet(Dialog[AnyCommand | None]):
         if self._choices:
             text = line()
             for i, choice in enumerate(self._choices):
-                text.append(f" {choice.label} ", look.style("row-focus" if i == self._picked else "dim"))
+                label = f"{choice.label} (now)" if choice.is_now else choice.label
+                text.append(f" {label} ", look.style("row-focus" if i == self._picked else "dim"))
                 text.append(" ")
             text.append("  ← → chooses", look.style("faint"))
             rows += [text, line()]

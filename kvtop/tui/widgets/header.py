@@ -94,10 +94,11 @@ class Header(Lines):
         self._field(text, "step", fmt.count(snapshot.step), 9)
         self._field(text, "time" if width >= 100 else "", fmt.seconds(snapshot.time_s), 7)
         memory = fmt.size(pool * snapshot.block_bytes) if pool is not None and snapshot.block_bytes else fmt.UNKNOWN
+        storage = printable(fmt.storage(snapshot.device, snapshot.geometry))
+        lies = (("", storage),) if storage == fmt.BOOKS_ONLY else (("", memory), ("on", storage))
         for label, value in (
             ("", f"{fmt.short(pool)}×{snapshot.block_size} tok"),
-            ("", memory),
-            ("on", f"{printable(snapshot.device)} {printable(snapshot.geometry)}"),
+            *lies,
             ("load", printable(snapshot.workload) + load_scale(snapshot)),
             ("evict", snapshot.eviction),
             ("compact", snapshot.compact),

@@ -396,14 +396,16 @@ def _fleet_header(look: Look, rows: Sequence[EngineRow], width: int) -> list[Tex
     use.append_text(bar(look, max(8, min(44, width - 64)), [(usage, "bar")]))
     use.append(f" {fmt.percent(usage):<6}", look.style("value"))
     fullest = max(told, key=lambda row: row.usage_ratio or 0.0, default=None)
-    fields = [("over", f"{fmt.count(len(told))} engines")]
+    fields = [("over", _engines(len(told)))] if told else []
     if fullest is not None:
         fields.append(("fullest", f"{printable(fullest.target)} {fmt.percent(fullest.usage_ratio)}"))
     hit = line((" HIT   ", look.style("label")))
     hits = [row for row in rows if row.hit_ratio is not None]
     worst = min(hits, key=lambda row: row.hit_ratio or 0.0, default=None)
-    _field(look, hit, "told by", f"{fmt.count(len(hits))} engines")
-    if worst is not None:
+    if worst is None:
+        hit.append(f" {fmt.UNKNOWN}", look.style("value"))
+    else:
+        _field(look, hit, "told by", _engines(len(hits)))
         _field(look, hit, "lowest", f"{printable(worst.target)} {fmt.percent(worst.hit_ratio)}")
     load = line((" LOAD  ", look.style("label")))
     for label, values in (
@@ -412,13 +414,17 @@ def _fleet_header(look: Look, rows: Sequence[EngineRow], width: int) -> list[Tex
         ("preempt", [row.preemptions for row in rows]),
     ):
         told_by = len([value for value in values if value is not None])
-        fields_of_load = f"{fmt.short(total_known(values))} of {fmt.count(told_by)}"
+        fields_of_load = f"{fmt.short(total_known(values))} of {fmt.count(told_by)}" if told_by else fmt.UNKNOWN
         if load.cell_len + len(label) + 14 <= width:
             _field(look, load, label, f"{fields_of_load:<12}")
     for label, value in fields:
         if use.cell_len + len(label) + len(value) + 3 <= width:
             _field(look, use, label, value)
     return [use, hit, load]
+
+
+def _engines(number: int) -> str:
+    return f"{fmt.count(number)} {'engine' if number == 1 else 'engines'}"
 
 
 def _field(look: Look, text: Text, label: str, value: str) -> None:
