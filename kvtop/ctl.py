@@ -18,7 +18,7 @@ import msgspec
 
 from allocator.commands import Command, command_name
 from kvtop.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, SourceError, UserError
-from kvtop.panels.command_text import BLOCK_IDS, SHORT, block_ids, plain_reason
+from kvtop.panels.command_text import SHORT, block_ids, plain_reason
 from kvtop.serving_commands import AnyCommand, ServingCommand
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _Field(click.ParamType):
 class _Ids(click.ParamType):
     """Words that name blocks; all of a line are read together, by ``block_ids``."""
 
-    name = f"N|N-N, {BLOCK_IDS}"
+    name = "N or N-N, such as 4 10-20"
 
 
 def _name_of(param: click.Parameter) -> str:

@@ -14,6 +14,7 @@ from kvtop.learn.experiments import Results
 from kvtop.learn.expression import Expression, UnknownFact, Value, fill_in, write
 from kvtop.learn.facts import LessonFacts
 from kvtop.learn.lesson import EngineSpec, Lesson, Step, StepText
+from kvtop.learn.progress import Left
 from kvtop.model.format import UNKNOWN
 from kvtop.model.view import View
 
@@ -91,6 +92,11 @@ class LessonRun:
     _kept_ahead: frozenset[str] = frozenset()
     _wound_at: int | None = None
     _facts: LessonFacts = field(default_factory=lambda: LessonFacts(View(source="")))
+
+    def remember(self, left: Left) -> None:
+        """Take over what the learner did in a play that was left, as far as no engine is needed to tell it."""
+        self.at = [step.id for step in self.lesson.steps].index(left.step)
+        self.answers, self.hints, self.tries = dict(left.answers), dict(left.hints), dict(left.tries)
 
     @property
     def step(self) -> Step:

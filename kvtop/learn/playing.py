@@ -12,6 +12,7 @@ from kvtop.learn.experiments import run_experiment
 from kvtop.learn.expression import UnknownFact
 from kvtop.learn.lesson import EngineSpec, Lesson, Step
 from kvtop.learn.player import LessonRun, Screen
+from kvtop.learn.progress import Left
 from kvtop.learn.workshop import open_engine
 from kvtop.panels.command_text import parse_command
 from kvtop.sources.recorded import RecordedSource
@@ -51,11 +52,7 @@ class Playing:
             LessonStuck: It never gets ready.
         """
         run = self.run
-        if (wanted := run.wants_engine) is not None:
-            self.close()
-            self.attachment = self._open_with(run.lesson.engines[wanted])
-            self.screen.selected = None
-            run.opened(wanted)
+        self.open_engine()
         if (experiment := run.wants_experiment) is not None:
             run.ran(run_experiment(experiment, run.spec, run.step.parameters))
         self.look()
@@ -65,6 +62,14 @@ class Playing:
             if run.ready:
                 return run.step
         raise LessonStuck(f"{run.lesson.name}, {run.step.id}: never gets ready")
+
+    def open_engine(self) -> None:
+        """Open the engine that the current step needs, if it is another one than there is."""
+        if (wanted := self.run.wants_engine) is not None:
+            self.close()
+            self.attachment = self._open_with(self.run.lesson.engines[wanted])
+            self.screen.selected = None
+            self.run.opened(wanted)
 
     def look(self) -> None:
         """Read the engine once and let the lesson see it."""
@@ -128,17 +133,71 @@ def play(lesson: Lesson, answers: Mapping[str, str]) -> Iterator[Playing]:
         while not run.finished:
             step = playing.begin_step()
             yield playing
-            if step.kind == "predict":
-                for digit in keys_of(step, answers.get(step.id)):
-                    run.press(digit)
-            elif step.kind == "do":
-                for line in run.solution():
-                    playing.do(line)
+            _answer(playing, step, answers)
+            if step.kind == "do":
                 yield playing
-            if not run.go_on():
-                raise LessonStuck(f"{lesson.name}, {step.id}: {run.note or 'cannot be left'}")
+            _go_on(playing, step)
     finally:
         playing.close()
+
+
+def fits(lesson: Lesson, left: Left) -> bool:
+    """Return whether a play of ``lesson`` can go on where another was left: lessons change between releases."""
+    names = [step.id for step in lesson.steps]
+    if left.step not in names[1:]:
+        return False
+    before = [step for step in lesson.steps[: names.index(left.step)] if step.kind == "predict"]
+    return all(_is_answer(step, left.answers.get(step.id, "")) for step in before)
+
+
+def _is_answer(step: Step, answer: str) -> bool:
+    return answer in step.options if step.options else answer.isascii() and answer.isdecimal()
+
+
+def resume(
+    lesson: Lesson,
+    left: Left,
+    open_with: Callable[[EngineSpec], Attachment] = lambda spec: open_engine(spec, threaded=False),
+) -> Playing:
+    """Return a play that has come to where another was left, with its engine as that one's may have been.
+
+    The answers are those that were given. What was done at the tasks is not known: each is done as its file does it.
+
+    Args:
+        lesson: What was played.
+        left: Where it was left; must fit.
+        open_with: Opens its engines.
+
+    Raises:
+        LessonStuck: It does not come that far; nothing is left open.
+    """
+    playing = Playing(lesson, open_with)
+    try:
+        while playing.run.step.id != left.step:
+            step = playing.begin_step()
+            _answer(playing, step, left.answers)
+            _go_on(playing, step)
+    except BaseException:
+        playing.close()
+        raise
+    playing.run.remember(left)
+    return playing
+
+
+def _answer(playing: Playing, step: Step, answers: Mapping[str, str]) -> None:
+    """Do what a step asks for."""
+    if step.kind == "predict":
+        for digit in keys_of(step, answers.get(step.id)):
+            playing.run.press(digit)
+    elif step.kind == "do":
+        for line in playing.run.solution():
+            playing.do(line)
+
+
+def _go_on(playing: Playing, step: Step) -> None:
+    run = playing.run
+    if not run.go_on():
+        raise LessonStuck(f"{run.lesson.name}, {step.id}: {run.note or 'cannot be left'}")
 
 
 def keys_of(step: Step, answer: str | None) -> str:

@@ -12,6 +12,22 @@ import msgspec
 from kvtop.errors import UserError
 
 
+class Left(msgspec.Struct, frozen=True):
+    """Where a play was left before its end.
+
+    Attributes:
+        step: The step that the learner had come to.
+        answers: Prediction → what was answered.
+        hints: Step → hints taken.
+        tries: Task → times the learner wanted to go on before it was done.
+    """
+
+    step: str
+    answers: dict[str, str] = {}
+    hints: dict[str, int] = {}
+    tries: dict[str, int] = {}
+
+
 class Played(msgspec.Struct, frozen=True):
     """What is kept of one lesson.
 
@@ -20,6 +36,7 @@ class Played(msgspec.Struct, frozen=True):
         right, predictions: Predictions that were right in the best play to the end, and how many there are.
         furthest: Steps seen in the play that came furthest.
         steps: Steps it has.
+        left: Where the latest play was left; ``None`` after one to its end, and for one left on its first page.
     """
 
     done: bool = False
@@ -27,6 +44,7 @@ class Played(msgspec.Struct, frozen=True):
     predictions: int = 0
     furthest: int = 0
     steps: int = 0
+    left: Left | None = None
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -72,7 +90,7 @@ class Progress:
         return kept.lessons
 
     def add(self, lesson: str, played: Played) -> None:
-        """Keep one play; the best of those before it stays.
+        """Keep one play; the best of those before it stays, and it alone tells where the lesson was left.
 
         Raises:
             UserError: The file cannot be read or written; it stays as it is.
@@ -86,6 +104,7 @@ class Progress:
             predictions=played.predictions,
             furthest=max(before.furthest, played.furthest),
             steps=played.steps,
+            left=played.left,
         )
         data = msgspec.json.format(msgspec.json.encode(_File(1, lessons)), indent=2)
         try:

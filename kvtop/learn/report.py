@@ -11,17 +11,19 @@ from typing import Any
 import kvtop
 from kvtop.errors import UserError
 from kvtop.learn.player import LessonRun
-from kvtop.learn.progress import Played
+from kvtop.learn.progress import Left, Played
 
 
 def played(run: LessonRun) -> Played:
     """Return what is kept of a play."""
+    is_left = not run.finished and run.at > 0
     return Played(
         done=run.finished,
         right=run.num_right,
         predictions=run.num_predictions,
         furthest=run.at + run.finished,
         steps=len(run.lesson.steps),
+        left=Left(run.step.id, run.answers, run.hints, run.tries) if is_left else None,
     )
 
 

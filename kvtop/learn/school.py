@@ -8,11 +8,14 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from kvtop.errors import UserError
 from kvtop.learn.catalog import Word, read_course, read_words
 from kvtop.learn.lesson import Lesson
 from kvtop.learn.player import LessonRun
-from kvtop.learn.progress import Played, Progress, progress_path
+from kvtop.learn.playing import fits
+from kvtop.learn.progress import Left, Played, Progress, progress_path
 from kvtop.learn.report import played, report_of
 
 
@@ -60,17 +63,35 @@ class School:
         """The words of the course."""
         return read_words(self.language)
 
-    def progress(self) -> tuple[Mapping[str, Played], str]:
-        """Return what was played by lesson, and a line of complaint or an empty one."""
+    def progress(self, playing: LessonRun | None = None) -> tuple[Mapping[str, Played], str]:
+        """Return what was played by lesson, and a line of complaint or an empty one.
+
+        Args:
+            playing: A play that goes on, and so tells itself where its lesson stands.
+        """
         try:
-            return self._progress.read(), ""
+            kept = dict(self._progress.read())
         except UserError as error:
             return {}, str(error)
+        if playing is not None and not playing.finished:
+            now, name = played(playing), playing.lesson.name
+            kept[name] = msgspec.structs.replace(kept.get(name, Played()), left=now.left, steps=now.steps)
+        return kept, ""
 
-    def begin(self, lesson: Lesson) -> LessonRun:
-        """Return a new play of a lesson."""
+    def left(self, lesson: Lesson) -> Left | None:
+        """Return where a lesson was left, if it can go on there; one that plays by itself never does."""
+        if self.pace is not None or self.own is not None:
+            return None
+        left = self.progress()[0].get(lesson.name, Played()).left
+        return left if left is not None and fits(lesson, left) else None
+
+    def begin(self, lesson: Lesson, left: Left | None = None) -> LessonRun:
+        """Return a new play of a lesson, or what is known at once of one that goes on where it was left."""
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), self._clock())
-        return LessonRun(lesson)
+        run = LessonRun(lesson)
+        if left is not None:
+            run.remember(left)
+        return run
 
     def end(self, run: LessonRun) -> str:
         """Keep a play that has ended or is left; return a line of complaint or an empty one."""

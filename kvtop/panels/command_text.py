@@ -17,7 +17,7 @@ from kvtop.serving_commands import AnyCommand, ServingCommand
 _OPEN: Final = frozenset({"none", "all", "max"})
 #: Block ids that one line may name, and how they are written.
 _MAX_IDS: Final = 10_000
-BLOCK_IDS: Final = "block ids, such as 4 10-20"
+_BLOCK_IDS: Final = "block ids, such as 4 10-20"
 
 
 def _kinds(commands: Any) -> Mapping[str, type[Any]]:
@@ -116,7 +116,7 @@ def block_ids(name: str, words: Sequence[str]) -> list[int]:
     for word in words:
         found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word, re.ASCII)
         if found is None:
-            raise UserError(f"{name} {word or 'empty'}: {BLOCK_IDS}")
+            raise UserError(f"{name} {word or 'empty'}: {_BLOCK_IDS}")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
             raise UserError(f"{name} {word}: a range begins with its lower end, such as {last}-{first}")
@@ -124,7 +124,7 @@ def block_ids(name: str, words: Sequence[str]) -> list[int]:
             raise UserError(f"{name} {word}: at most {_MAX_IDS} blocks")
         ids.extend(range(first, last + 1))
     if not ids:
-        raise UserError(f"{usage(name)}: {BLOCK_IDS}")
+        raise UserError(f"{usage(name)}: {_BLOCK_IDS}")
     return ids
 
 

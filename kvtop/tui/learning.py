@@ -7,10 +7,9 @@ import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from kvtop.attachment import Attachment
 from kvtop.errors import UserError
 from kvtop.sources.recorded import RecordedSource
-from kvtop.tui.leaving import Leaving
+from kvtop.tui.lesson_engine import LessonEngine, Opening
 from kvtop.tui.messages import ExperimentDone
 from kvtop.tui.widgets.block_map import BlockRef
 from kvtop.tui.widgets.lesson import LessonPane
@@ -22,15 +21,13 @@ if TYPE_CHECKING:
     from kvtop.learn.player import LessonRun, Screen
     from kvtop.learn.school import School
     from kvtop.tui.auto_play import AutoPlay
+    from kvtop.tui.screens.course import Chosen
 
 #: Said once all hints were given: of a task, and of a question, which any answer leaves.
-_NO_MORE_HINTS: Final = (
-    "still stuck? F2, then Enter, begins the lesson anew",
-    "any guess will do: what is right is told afterwards. F2, then Enter, begins the lesson anew",
-)
+_NO_MORE_HINTS: Final = ("still stuck? ", "any guess will do: what is right is told afterwards. ")
 
 
-class Learning(Leaving):
+class Learning(LessonEngine):
     """Gives lessons beside the map. ``KvtopApp`` is the only subclass.
 
     Args:
@@ -41,10 +38,6 @@ class Learning(Leaving):
         super().__init__(*args, **options)
         self._given_school = school
         self.play: LessonRun | None = None
-        self._aside: Attachment | None = None  # the console's own engine while lessons are given
-        self._aside_polling: threading.Event | None = None
-        self._lesson_engine: Attachment | None = None
-        self._opening: str | None = None
         self._is_testing = False
         self._staged = -1
         self._auto: AutoPlay | None = None
@@ -57,6 +50,10 @@ class Learning(Leaving):
         return self._given_school or School()
 
     @property
+    def _is_threaded(self) -> bool:
+        return self.school.threaded
+
+    @property
     def lesson_pane(self) -> LessonPane:
         """The lesson's pane."""
         return self._base.query_one(LessonPane)
@@ -66,14 +63,14 @@ class Learning(Leaving):
     def action_learn(self) -> None:
         """Show the course, or begin the learner's own lesson anew."""
         if self.school.own is not None:
-            self.begin_lesson(self.school.own)
+            self.begin_lesson(self.school.own, anew=True)
             return
         try:
             lessons = self.school.course
         except UserError as error:
             self.say(str(error), "bad")
             return
-        played, complaint = self.school.progress()
+        played, complaint = self.school.progress(self.play)
         from kvtop.tui.screens.course import CourseScreen
 
         has_own_engine = self._aside is not None or (self.attachment is not None and self.play is None)
@@ -88,20 +85,24 @@ class Learning(Leaving):
         )
         self.push_screen(screen, self._chosen)
 
-    def _chosen(self, name: str | None) -> None:
+    def _chosen(self, chosen: Chosen | None) -> None:
         from kvtop.tui.screens.course import LEAVE
 
-        if name == LEAVE:
+        if chosen is None:
+            return
+        if chosen.name == LEAVE:
             self.leave_lessons()
-        elif name is not None:
-            self.begin_lesson(next(lesson for lesson in self.school.course if lesson.name == name))
+        elif self.play is None or self.play.finished or chosen.anew or chosen.name != self.play.lesson.name:
+            lesson = next(lesson for lesson in self.school.course if lesson.name == chosen.name)
+            self.begin_lesson(lesson, anew=chosen.anew)
 
-    def begin_lesson(self, lesson: Lesson) -> None:
-        """Begin a lesson from its start."""
+    def begin_lesson(self, lesson: Lesson, *, anew: bool = False) -> None:
+        """Begin a lesson, or go on with it where it was left unless it is to begin ``anew``."""
         self._end_play()
-        if self.attachment is not None and self.attachment is not self._lesson_engine and self._aside is None:
+        if not self._base.has_class("-lesson"):
             self._aside, self._aside_polling = self.attachment, self._polling
-        self.play = self.school.begin(lesson)
+        left = None if anew else self.school.left(lesson)
+        self.play = self.school.begin(lesson, left)
         self._staged = -1
         self._shrink()
         self._base.add_class("-lesson")
@@ -116,7 +117,11 @@ class Learning(Leaving):
                 self.set_interval(0.1, self._play_by_itself)
             self._auto = AutoPlay(lesson, self.school.pace)
             self._background.start("answers", self._auto.find_answers)
-        self._prepare()
+        if left is None:
+            self._prepare()
+        else:
+            self._rebuild(lesson, left)
+            self._teach()
 
     def leave_lessons(self) -> None:
         """Go back to the console's own engine, or quit where there is none."""
@@ -126,22 +131,9 @@ class Learning(Leaving):
             return
         self.play = None
         self._base.remove_class("-lesson")
-        lesson_engine, self._lesson_engine = self._lesson_engine, None
-        aside, self._aside = self._aside, None
-        if self.attachment is aside:
-            return
-        for polling in (self._polling, self._aside_polling):
-            if polling is not None:
-                polling.set()
-
-        def back() -> Attachment:
-            if lesson_engine is not None:
-                lesson_engine.close()
-            return aside
-
         self.main.set_mode("references")
         self.action_show("map")
-        self._start(back)
+        self._go_back()
 
     def _end_play(self) -> None:
         """Keep what came of a play that is left before its end."""
@@ -161,28 +153,37 @@ class Learning(Leaving):
         if run is None or run.finished:
             return
         if (engine := run.wants_engine) is not None:
-            self._open(run, engine)
+            self._open(run.lesson.engines[engine], engine)
         elif (experiment := run.wants_experiment) is not None:
             self._is_testing = True
             self._background.start("experiment", lambda: self._test(run, experiment))
         self._teach()
 
-    def _open(self, run: LessonRun, name: str) -> None:
-        self._opening = name
-        before, self._lesson_engine = self._lesson_engine, None
-        if before is not None and self._polling is not None:
-            self._polling.set()
-        spec, threaded = run.lesson.engines[name], self.school.threaded
+    def _arrived(self, run: LessonRun, opening: Opening) -> None:
+        """Go on with the engine that was waited for."""
+        self._opening = None
+        playing = opening.rebuilt
+        if playing is None:
+            run.opened(opening.name)
+        else:
+            self.play = playing.run
+            self._show_as(playing.screen)
+            if opening.complaint:
+                self._complain(f"the lesson begins anew: {opening.complaint}")
+            else:
+                has_tasks = any(step.kind == "do" for step in playing.run.lesson.steps[: playing.run.at])
+                done = "; tasks before this page were done for you" if has_tasks else ""
+                self.say(f"goes on where you left{done}")
+        self._prepare()
 
-        def connect() -> Attachment:
-            from kvtop.learn.workshop import open_engine
-
-            if before is not None:
-                before.close()
-            self._lesson_engine = open_engine(spec, threaded=threaded)
-            return self._lesson_engine
-
-        self._start(connect)
+    def _show_as(self, screen: Screen) -> None:
+        """Put on the screen what earlier pages have put there."""
+        if screen.panel != self.panel:
+            self.action_show(screen.panel)
+        if screen.colour:
+            self.main.set_mode(screen.colour)  # type: ignore[arg-type]
+        if screen.selected is not None:
+            self.choose(screen.selected)
 
     def _test(self, run: LessonRun, name: str) -> None:
         from kvtop.learn.experiments import run_experiment
@@ -208,10 +209,9 @@ class Learning(Leaving):
         run, pane = self.play, self.lesson_pane
         if run is None:
             return
-        if self._opening is not None and self.attachment is not None and self.attachment is self._lesson_engine:
-            run.opened(self._opening)
-            self._opening = None
-            self._prepare()
+        opening = self._opening
+        if opening is not None and self.attachment is not None and self.attachment is opening.engine:
+            self._arrived(run, opening)
             return
         if self._opening is None and not self._is_testing and not run.finished:
             run.see(self.view, self._on_screen())
@@ -268,7 +268,8 @@ class Learning(Leaving):
                 taken = run.hints.get(run.step.id, 0)
                 pane.hint = run.hint()
                 if pane.hint and taken == len(run.text.hints):
-                    pane.hint = _NO_MORE_HINTS[run.step.kind == "predict"]
+                    anew = f"{self.look.key('learn')}{'' if self.school.own else ', then n,'} begins the lesson anew"
+                    pane.hint = _NO_MORE_HINTS[run.step.kind == "predict"] + anew
             case "words":
                 from kvtop.tui.screens.course import WordsScreen
 

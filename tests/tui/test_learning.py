@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +14,12 @@ from tui_fakes import console, screen_text, wait_until
 
 from kvtop.learn.catalog import find_lesson, read_course
 from kvtop.learn.lesson import Lesson
-from kvtop.learn.playing import keys_of, right_answers
-from kvtop.learn.progress import Progress
+from kvtop.learn.playing import fits, keys_of, resume, right_answers
+from kvtop.learn.progress import Left, Played, Progress
 from kvtop.learn.report import report_text
 from kvtop.learn.school import School
 from kvtop.model.format import UNKNOWN
+from kvtop.sources.recorded import RecordedSource
 from kvtop.tui.lesson_app import LessonApp
 from kvtop.tui.screens.course import CourseScreen, WordsScreen
 from kvtop.tui.widgets.lesson import LessonPane
@@ -216,6 +217,103 @@ async def test_the_course_begins_lessons_and_knows_what_was_played(tmp_path: Pat
     assert [(each["lesson"], each["done"]) for each in report["lessons"]] == [(COURSE[0].name, False)]
 
 
+async def _play_to(one: Class, step_id: str, answers: Mapping[str, str]) -> None:
+    run = one.app.play
+    assert run is not None
+    await one.ready()
+    while run.step.id != step_id:
+        if run.step.kind == "predict":
+            await one.press(*keys_of(run.step, answers.get(run.step.id)))
+        for line in run.step.solve:
+            await one.do(run.evaluate(line))
+        await one.until(lambda: run.done or run.step.kind == "predict", run.step.id)
+        await one.press("enter")
+        await one.ready()
+
+
+async def test_a_lesson_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    lesson = find_lesson("4")
+    step = lesson.steps[-2]
+    answers = right_answers(lesson)
+    wrong = next(s.id for s in lesson.steps if s.kind == "predict" and not s.options)
+    async with lessons(tmp_path, lesson) as one:
+        await _play_to(one, step.id, {**answers, wrong: "99"})
+        run = one.app.play
+        assert run is not None
+        pages = [run.page(at) for at in range(run.at + 1)]
+        snapshot = one.app.view.snapshot
+        assert snapshot is not None
+    async with lessons(tmp_path) as one:
+        await one.press("4")
+        place = f"page {len(pages)} of {len(lesson.steps)}"
+        assert screen_text(one.app).count(place) == 2
+        assert f"Enter goes on at {place}, n begins anew" in screen_text(one.app)
+        await one.press("enter")
+        await one.ready()
+        again = one.app.play
+        assert again is not None
+        assert [again.page(at) for at in range(again.at + 1)] == pages
+        assert (again.answers, again.verdicts) == (run.answers, run.verdicts)
+        assert not again.verdicts[wrong].is_right
+        now = one.app.view.snapshot
+        assert now is not None
+        assert (now.step, now.sequences) == (snapshot.step, snapshot.sequences)
+        assert "tasks before this page were done for you" in screen_text(one.app)
+        await one.press("f2", "enter")
+        assert one.app.play is again
+        await one.press("f2", "n")
+        await one.ready()
+        assert one.app.play is not again
+        assert one.app.play.at == 0
+    kept = Progress(tmp_path / "lessons.json").read()[lesson.name]
+    assert (kept.left, kept.furthest) == (None, len(pages) - 1)
+
+
+@pytest.mark.parametrize("lesson", COURSE, ids=lambda lesson: lesson.name)
+def test_every_page_of_every_lesson_can_be_gone_back_to(lesson: Lesson) -> None:
+    answers = right_answers(lesson)
+    for step in lesson.steps[1:]:
+        left = Left(step.id, answers)
+        assert fits(lesson, left)
+        playing = resume(lesson, left)
+        assert playing.begin_step() is step
+        assert UNKNOWN not in playing.run.page()
+        playing.close()
+
+
+async def test_a_lesson_that_cannot_be_brought_back_begins_anew(tmp_path: Path) -> None:
+    lesson = find_lesson("1")
+    task = next(step for step in lesson.steps if step.kind == "do")
+    Progress(tmp_path / "lessons.json").add(lesson.name, Played(left=Left(lesson.steps[-1].id, right_answers(lesson))))
+    steps = tuple(replace(step, solve=()) if step is task else step for step in lesson.steps)
+    async with lessons(tmp_path, replace(lesson, steps=steps)) as one:
+        await one.ready()
+        assert one.app.play is not None
+        assert (one.app.play.at, one.app.play.answers) == (0, {})
+        assert f"the lesson begins anew: contiguous, {task.id}" in screen_text(one.app)
+
+
+def test_a_place_that_the_lesson_does_not_have_is_none() -> None:
+    lesson = find_lesson("1")
+    last, answers = lesson.steps[-1].id, right_answers(lesson)
+    name = next(iter(answers))
+    assert fits(lesson, Left(last, answers))
+    assert not fits(lesson, Left("gone", answers))
+    assert not fits(lesson, Left(lesson.steps[0].id, answers))
+    assert not fits(lesson, Left(last, {**answers, name: "x"}))
+    assert not fits(lesson, Left(last, {k: v for k, v in answers.items() if k != name}))
+
+
+async def test_who_turns_to_another_lesson_at_once_gets_that_one(tmp_path: Path) -> None:
+    async with lessons(tmp_path, find_lesson("1")) as one:
+        one.app.begin_lesson(find_lesson("2"))
+        one.app.begin_lesson(find_lesson("13"))
+        await one.ready()
+        assert one.app.play is not None
+        assert one.app.play.lesson.name == "incident"
+        assert isinstance(one.app.attachment.source if one.app.attachment else None, RecordedSource)
+
+
 async def test_damaged_progress_is_one_line_and_the_course_goes_on(tmp_path: Path) -> None:
     (tmp_path / "lessons.json").write_text("{")
     async with lessons(tmp_path) as one:
@@ -301,8 +399,8 @@ async def test_who_is_stuck_is_told_how_to_begin_anew(tmp_path: Path) -> None:
         for _ in range(len(run.text.hints) + 1):
             await one.press("i")
         assert "any guess will do" in one.body()
-        assert "F2, then Enter, begins the lesson anew" in " ".join(one.body().split())
-        await one.press("f2", "enter")
+        assert "F2, then n, begins the lesson anew" in " ".join(one.body().split())
+        await one.press("f2", "n")
         assert one.app.play is not run
         assert one.app.play is not None
         assert one.app.play.lesson.name == run.lesson.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from rich.text import Text
@@ -14,6 +15,7 @@ from textual.widgets import Static
 
 from kvtop.learn.catalog import Word
 from kvtop.learn.lesson import Lesson
+from kvtop.learn.playing import fits
 from kvtop.learn.progress import Played
 from kvtop.tui.look import Look
 from kvtop.tui.screens.dialog import Dialog
@@ -34,8 +36,21 @@ _CSS = """
 _WIDTH: Final = 70
 
 
-class CourseScreen(Dialog[str | None]):
-    """Answers with a lesson's name, with ``LEAVE``, or with ``None`` to stay where one was.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What was chosen of the course.
+
+    Attributes:
+        name: A lesson's name, or ``LEAVE``.
+        anew: Whether a lesson that was left is to begin at its first page.
+    """
+
+    name: str
+    anew: bool = False
+
+
+class CourseScreen(Dialog[Chosen | None]):
+    """Answers with what was chosen, or with ``None`` to stay where one was.
 
     Args:
         look: How to draw.
@@ -72,7 +87,7 @@ class CourseScreen(Dialog[str | None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll() as pane:
             pane.border_title = "Lessons"
-            pane.border_subtitle = "Enter begins"
+            pane.border_subtitle = "Enter begins, or goes on"
             pane.can_focus = False
             yield Static(self.text(), id="course")
 
@@ -83,9 +98,11 @@ class CourseScreen(Dialog[str | None]):
         event.prevent_default()
         number = len(self._lessons) + 1
         if event.key == "enter":
-            self.dismiss(self._lessons[self.at].name if self.at < len(self._lessons) else LEAVE)
+            self.dismiss(Chosen(self._lessons[self.at].name if self.at < len(self._lessons) else LEAVE))
+        elif event.key == "n" and self.at < len(self._lessons):
+            self.dismiss(Chosen(self._lessons[self.at].name, anew=True))
         elif event.key in ("escape", "q"):
-            self.dismiss(None if self._may_stay else LEAVE)
+            self.dismiss(None if self._may_stay else Chosen(LEAVE))
         elif event.key in ("down", "j", "tab", "up", "k"):
             self.at = (self.at + (-1 if event.key in ("up", "k") else 1)) % number
             self.query_one("#course", Static).update(self.text())
@@ -104,21 +121,37 @@ class CourseScreen(Dialog[str | None]):
             row.append("✓ " if played.done else "· " if played.furthest else "  ", look.style("good"))
             row.append(fit(lesson.title, _WIDTH - 22), look.style("text"))
             score = f"{played.right}/{played.predictions} right" if played.done else f"{lesson.minutes} min"
+            score = _place(lesson, played) or score
             row.append(f" {score:>12}", look.style("dim"))
             rows.append(self._marked(row, i))
         rows.append(self._marked(line((f"    {self._leave}", look.style("dim"))), len(self._lessons)))
         at = min(self.at, len(self._lessons) - 1)
         about = self._lessons[at].summary if self.at < len(self._lessons) else ""
         rows.append(line((printable(about), look.style("label"))))
+        rows.append(line((self._how(), look.style("dim"))))
         if self._complaint:
             rows.append(line((printable(self._complaint), look.style("warn"))))
         return Text("\n", end="").join(rows)
+
+    def _how(self) -> str:
+        """Return how the lesson under the cursor begins, where it has been begun already."""
+        lesson = self._lessons[self.at] if self.at < len(self._lessons) else None
+        place = "" if lesson is None else _place(lesson, self._played.get(lesson.name, Played()))
+        return f"Enter goes on at {place}, n begins anew" if place else ""
 
     def _marked(self, row: Text, number: int) -> Text:
         if number == self.at:
             row.append(" " * max(0, _WIDTH - row.cell_len))
             row.stylize(self.look.style("row-focus"))
         return row
+
+
+def _place(lesson: Lesson, played: Played) -> str:
+    """Return where a lesson was left, such as ``page 5 of 12``; empty where it begins at its first page."""
+    if played.left is None or not fits(lesson, played.left):
+        return ""
+    at = [step.id for step in lesson.steps].index(played.left.step)
+    return f"page {at + 1} of {len(lesson.steps)}"
 
 
 class WordsScreen(Dialog[None]):
