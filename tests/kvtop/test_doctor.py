@@ -84,6 +84,16 @@ def test_sockets_that_nobody_answers_on_are_found(tmp_path):
         alive.close()
 
 
+def test_an_engine_too_busy_to_answer_is_not_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvtop.doctor._ANSWER_BOUND_S", 0.01)
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
+        busy.bind(str(tmp_path / "busy.sock"))
+        busy.listen(0)
+        first.connect(str(tmp_path / "busy.sock"))  # fills the queue
+        (finding,) = stale_findings(tmp_path)
+    assert (finding.state, finding.found) == ("good", "none is stale; 1 published engine")
+
+
 def test_the_exit_code_tells_whether_something_is_wrong(capsys):
     good, bad = Finding("a", "good", "x"), Finding("b", "problem", "y\x1b", "do z")
     assert run_doctor(as_json=False, findings=lambda: [good, Finding("c", "missing", "w")]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,13 +13,17 @@ import pytest
 from textual.pilot import Pilot
 from tui_fakes import console, screen_text, wait_until
 
+from kvtop.attachment import Attachment
+from kvtop.errors import SourceError
 from kvtop.learn.catalog import find_lesson, read_course
-from kvtop.learn.lesson import Lesson
+from kvtop.learn.lesson import EngineSpec, Lesson
 from kvtop.learn.playing import fits, keys_of, resume, right_answers
 from kvtop.learn.progress import Left, Played, Progress
 from kvtop.learn.report import report_text
 from kvtop.learn.school import School
+from kvtop.learn.workshop import open_engine
 from kvtop.model.format import UNKNOWN
+from kvtop.model.observation import Focus
 from kvtop.sources.recorded import RecordedSource
 from kvtop.tui.lesson_app import LessonApp
 from kvtop.tui.screens.course import CourseScreen, WordsScreen
@@ -312,6 +317,33 @@ async def test_who_turns_to_another_lesson_at_once_gets_that_one(tmp_path: Path)
         assert one.app.play is not None
         assert one.app.play.lesson.name == "incident"
         assert isinstance(one.app.attachment.source if one.app.attachment else None, RecordedSource)
+
+
+async def test_who_leaves_before_the_engine_is_there_gets_the_own_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+    built: list[Attachment] = []
+
+    def slowly(spec: EngineSpec, *, threaded: bool = True) -> Attachment:
+        asked.set()
+        assert go_on.wait(10)
+        built.append(open_engine(spec, threaded=threaded))
+        return built[0]
+
+    async with console() as running:
+        app, own = running.app, running.app.attachment
+        app.school = School(progress=Progress(tmp_path / "lessons.json"), threaded=False)
+        monkeypatch.setattr("kvtop.learn.workshop.open_engine", slowly)
+        app.begin_lesson(find_lesson("1"))
+        assert asked.wait(10)
+        app.leave_lessons()
+        go_on.set()
+        await running.until(lambda: bool(built) and app._lesson_engine is None, "the lesson's engine is gone")
+        await running.until(lambda: app.attachment is own, "the own engine")
+        with pytest.raises(SourceError, match="closed"):
+            built[0].source.read(Focus(), 1.0)
+        assert not running.source.closed
 
 
 async def test_damaged_progress_is_one_line_and_the_course_goes_on(tmp_path: Path) -> None:
