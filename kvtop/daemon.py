@@ -20,9 +20,10 @@ from kvtop.driving import LATE_BOUND_S, Bounds, Drive, Ending, Signals
 from kvtop.engine_setup import EngineOptions
 from kvtop.errors import KvtopError
 from kvtop.log import Log
-from kvtop.runner import EngineRunner, SteppedEngine
+from kvtop.runner import EngineRunner
 from kvtop.sd_notify import ServiceManager
 from kvtop.server import PublishedEngine
+from kvtop.stepped_engine import SteppedEngine
 
 if TYPE_CHECKING:
     from allocator.engine import Engine

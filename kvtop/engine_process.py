@@ -34,8 +34,9 @@ from kvtop.engine_setup import EngineOptions, build_engine
 from kvtop.errors import EXIT_FAILED, KvtopError, SourceError, UserError
 from kvtop.local_socket import map_path, open_map, socket_path
 from kvtop.recording.writer import RecordOrder, record_engine
-from kvtop.runner import EngineRunner, SteppedEngine
+from kvtop.runner import EngineRunner
 from kvtop.server import EngineServer, PublishedEngine
+from kvtop.stepped_engine import SteppedEngine
 from kvtop.wire import Client, Hello, StartFailed, WireTimeout, server_connection
 
 #: Seconds the child has to end by itself when asked, and after the next, ruder signal.

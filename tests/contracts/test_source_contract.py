@@ -61,7 +61,7 @@ def in_process(options: EngineOptions, *, runs: bool) -> Iterator[Harness]:
 
     def fail() -> None:
         engine.arrays = lambda tier: 1 / 0  # type: ignore[assignment, method-assign, misc]
-        runner._arrays_are_current = False
+        runner._publication.outdate()
 
     yield Harness(source, fail)
     source.close()

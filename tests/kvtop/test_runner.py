@@ -20,7 +20,8 @@ from allocator.plans import Outcome
 from kvtop import runner as runner_module
 from kvtop.errors import SourceError
 from kvtop.model.observation import BlockHolders, Focus
-from kvtop.runner import MAX_QUEUED, EngineRunner, _Request
+from kvtop.runner import MAX_QUEUED, EngineRunner
+from kvtop.runner_request import RunnerRequest
 
 LOOK = Focus()
 
@@ -110,7 +111,7 @@ def test_turns_are_short_while_somebody_is_answered(engine: FakeEngine, clock: M
 
     assert [steps() for _ in range(3)] == [10] * 3
     with runner._wake:
-        runner._queue.append(_Request(SetWatermark(0.5)))
+        runner._queue.append(RunnerRequest(SetWatermark(0.5)))
     assert [steps() for _ in range(12)] == [2] * 10 + [10] * 2  # 20 ms of short ones, and long ones again
 
 
@@ -125,7 +126,7 @@ def test_an_engine_at_full_speed_lets_others_in_now_and_then_and_always_while_it
         clock.now_s += 0.011
         if engine.step == 8:
             with runner._wake:
-                runner._queue.append(_Request(SetWatermark(0.5)))
+                runner._queue.append(RunnerRequest(SetWatermark(0.5)))
         if engine.step == 16:
             stop.set()
 
@@ -350,7 +351,7 @@ def test_nothing_is_copied_while_nothing_changes(engine: FakeEngine, clock: Manu
 
 def test_those_who_ask_together_share_one_publication_and_its_snapshot(engine: FakeEngine, clock: ManualClock) -> None:
     runner = EngineRunner(engine, clock=clock)
-    asked = [runner_module._Request(Focus(next_event=number)) for number in (0, 0, 7)]
+    asked = [RunnerRequest(Focus(next_event=number)) for number in (0, 0, 7)]
     clock.now_s += 1
     runner._queue.extend(asked)
     runner.turn()
@@ -382,7 +383,7 @@ def test_publishing_takes_a_bounded_share_of_the_time(
     engine.advance = advance  # type: ignore[method-assign]
     seen_s = []
     for _ in range(3):
-        request = runner_module._Request(LOOK)
+        request = RunnerRequest(LOOK)
         runner._queue.append(request)
         while not request.answered.is_set():
             runner.turn()
