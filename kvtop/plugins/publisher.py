@@ -1,7 +1,7 @@
 """PoolPublisher: publishes a foreign engine's block pool by a name on this machine. Owns its socket, map and threads.
 
 To a console it is like any published engine, except that it takes no commands. Nothing is read while nobody looks.
-Readings are made so seldom that they take no more than a hundredth of the engine process's time; who asks in
+Readings are made so seldom that they and the answers take about a hundredth of the engine process's time; who asks in
 between is told the last one. When anything fails, the publication ends and the engine's methods are put back.
 """
 
@@ -30,7 +30,8 @@ from kvtop.plugins.pool_state import ForeignPool, PoolFacts, PoolState, Showing,
 from kvtop.plugins.step_gate import StepGate
 from kvtop.server import FIRST_WORD_S, EngineServer
 
-#: Share of the engine's process's time that readings may take, and seconds between two of them, at least.
+#: Share of the engine's process's time that readings and answers may take, and seconds between two readings, at least.
+#: Answers alone never put a reading off by more than a reading does: many consoles must not stop each other's map.
 SHARE: Final = 0.01
 EVERY_S: Final = 0.05
 #: Seconds for which other threads get their turn between two slices of a large pool.
@@ -69,6 +70,7 @@ class PoolPublisher:
         log: Told when it fails.
         on_failure: Called when it failed, such as to put the engine's methods back; must not raise.
         clock: Monotonic seconds.
+        thread_clock: Processor seconds of the calling thread.
 
     Attributes:
         failure: Why it ended by itself; ``None`` while it has not.
@@ -87,6 +89,7 @@ class PoolPublisher:
         log: Callable[[str], None],
         on_failure: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        thread_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.name = name
         self.failure: str | None = None
@@ -94,12 +97,15 @@ class PoolPublisher:
         self._facts: PoolFacts = pool.facts
         self._log = log
         self._on_failure = on_failure
-        self._clock = clock
+        self._clock, self._thread_clock = clock, thread_clock
         self._began_s = clock()
         self._lock = threading.Lock()
         self._is_closed = False
         self._published: _Published | None = None
-        self._due_s = self._began_s
+        self._read_s = self._began_s
+        self._cost_s = 0.0
+        self._answers_s = 0.0
+        self._thread = threading.local()
         self._rate: float | None = None
         self._rate_from = (self._began_s, 0)
         self._showing = Showing(self._facts.block_size)
@@ -135,12 +141,16 @@ class PoolPublisher:
         Raises:
             SourceError: The engine ended no step in time, or the publication has ended.
         """
+        began_s = self._thread_clock()
+        # What this thread did since it left here is the sending of that answer, and the taking of this question.
+        since_s = began_s - getattr(self._thread, "left_s", began_s)
         if not self._lock.acquire(timeout=max(0.0, timeout_s)):
             raise SourceError(f"another console is not answered after {timeout_s:g} s")
         try:
+            self._answers_s += since_s
             if self._is_closed:
                 raise SourceError(self.failure or "the engine has stopped")
-            if self._published is None or self._clock() >= self._due_s:
+            if self._published is None or self._clock() >= self._reading_due_s():
                 self._pool.want_victims(min(focus.num_victims, MAX_VICTIMS))
                 try:
                     self._publish(timeout_s)
@@ -149,8 +159,12 @@ class PoolPublisher:
                 except Exception as error:
                     self._fail(error)
                     raise SourceError(self.failure or "") from None
+                began_s = self._thread_clock()  # what the reading took is known already
             assert self._published is not None
-            return _observation(self._published, focus)
+            answer = _observation(self._published, focus)
+            self._thread.left_s = self._thread_clock()
+            self._answers_s += self._thread.left_s - began_s
+            return answer
         finally:
             self._lock.release()
 
@@ -163,6 +177,11 @@ class PoolPublisher:
         return Outcome(ok=False, message=f"{command_name(command)}: {self._facts.missing['operations']}")
 
     # ---- the publication
+
+    def _reading_due_s(self) -> float:
+        """Return when the next reading is due."""
+        cost_s = self._cost_s + min(self._answers_s, self._cost_s)
+        return self._read_s + max(EVERY_S, cost_s / SHARE)
 
     def close(self) -> None:
         """End the publication and remove its files. Safe to call twice, from any thread."""
@@ -177,7 +196,7 @@ class PoolPublisher:
 
     def _publish(self, timeout_s: float) -> None:
         taken = self._gate.read(min(timeout_s, _STEP_S))
-        began_s = time.thread_time()
+        began_s = self._thread_clock()
         state = self._pool.digest(taken, _give_way)
         now_s = self._clock()
         step = max(int((now_s - self._began_s) / STEP_S), self._published.snapshot.step if self._published else 0)
@@ -185,8 +204,8 @@ class PoolPublisher:
         assert self._map is not None
         self._map.publish(step, shown.arrays, None)
         self._published = _Published(self._snapshot(state, shown, step, now_s), shown, state.victims, {}, [])
-        cost_s = self._gate.cost_s + time.thread_time() - began_s
-        self._due_s = now_s + max(EVERY_S, cost_s / SHARE)
+        self._read_s, self._answers_s = now_s, 0.0
+        self._cost_s = self._gate.cost_s + self._thread_clock() - began_s
 
     def _fail(self, error: Exception) -> None:
         self.failure = f"the publication ended by itself: {type(error).__name__}: {error}"

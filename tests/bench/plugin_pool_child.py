@@ -14,7 +14,8 @@ from vllm_scheduler import Driver
 from kvtop.plugins import vllm as plugin
 from kvtop.plugins.publisher import PoolPublisher
 
-STEPS = 600
+#: Enough for several readings: in less, one more or less of them tells.
+STEPS = 4000
 
 
 def steps_a_second(driver: Driver) -> float:

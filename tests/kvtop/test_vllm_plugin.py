@@ -278,22 +278,30 @@ def test_the_name_is_the_one_asked_for_with_the_rank(
 
 
 def test_readings_are_as_rare_as_their_cost_demands(make: Make, attach: Callable[..., Attachment]) -> None:
-    now_s = [0.0]
+    now_s, spent_s = 0.0, 0.0
     scheduler = make()
     publisher = publisher_of(scheduler)
-    publisher._clock = lambda: now_s[0]
-    publisher._due_s, publisher._began_s = 0.0, 0.0
+    publisher._clock, publisher._thread_clock = lambda: now_s, lambda: spent_s
+    publisher._read_s = publisher._began_s = 0.0
     attachment = attach()
-    first = read(attachment).snapshot.step
-    publisher._due_s = 10.0
+    assert read(attachment).snapshot.num_running == 0
+    publisher._cost_s = 0.1
     request_of(scheduler, "one", list(range(40)))
     scheduler.step()
-    now_s[0] = 9.0
-    again = read(attachment).snapshot
-    assert (again.step, again.num_running) == (first, 0)
-    now_s[0] = 10.0
-    assert read(attachment).snapshot.num_running == 1
-    assert publisher._due_s >= 10.05
+
+    def running_at(seconds: float) -> int:
+        nonlocal now_s
+        now_s = seconds
+        return read(attachment).snapshot.num_running
+
+    assert running_at(9.9) == 0
+    spent_s = 0.05  # sending that answer
+    assert running_at(10.1) == 0
+    assert running_at(14.9) == 0
+    spent_s = 5.0  # answers to any number of consoles put a reading off by its own cost at most
+    assert running_at(19.9) == 0
+    assert running_at(20.1) == 1
+    assert publisher._reading_due_s() >= 20.15
 
 
 # ---- when it keeps away
