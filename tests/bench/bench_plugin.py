@@ -10,15 +10,16 @@ pool    steps of vLLM's own scheduler, without a model, in one process: bare, wi
         observed. Counted in processor time of the process, all its threads included, which is also the clock of the
         observer and of the plugin's bounds: so a busy machine does not tell in it. A real step is longer by the model's
         time, so that the plugin's share of it is smaller than here.
-server  two real servers, one with the plugin and one without, of which one works at a time: requests a second, and
-        requests a processor second of the engine core's process, which spins while it waits for its worker: only a
-        machine that does nothing else tells more than noise.
+server  two real servers, one with the plugin and one without, of which one works and the other stands still: requests
+        a second, and requests a processor second of the engine core's process, which spins while it waits for its
+        worker. Each computes with one thread: with more, what they do to each other is all that shows.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -65,11 +66,16 @@ def bench_server(folder: Path, rounds: int) -> None:
     """Measure two servers in turns and print the ratios."""
     from engine_servers import vllm_server
 
-    with vllm_server(folder) as bare, vllm_server(folder, publish="bench") as plugged, Observer("bench") as observer:
+    alone = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with (
+        vllm_server(folder, **alone) as bare,
+        vllm_server(folder, publish="bench", **alone) as plugged,
+        Observer("bench") as observer,
+    ):
         measures = {
-            "bare": lambda: requests(bare),
-            "plugin": lambda: requests(plugged),
-            "plugin, observed": lambda: observer.during(lambda: requests(plugged)),
+            "bare": lambda: while_still(plugged, lambda: requests(bare)),
+            "plugin": lambda: while_still(bare, lambda: requests(plugged)),
+            "plugin, observed": lambda: while_still(bare, lambda: observer.during(lambda: requests(plugged))),
         }
         for measure in measures.values():
             measure()  # warms up
@@ -78,11 +84,21 @@ def bench_server(folder: Path, rounds: int) -> None:
             report("server", unit, {name: [both[at] for both in all_] for name, all_ in results.items()})
 
 
-def requests(server: EngineServer, number: int = 24) -> tuple[float, float]:
+def while_still(other: EngineServer, measure: Callable[[], T]) -> T:
+    """Measure while all processes of another server stand still."""
+    os.killpg(other.process.pid, signal.SIGSTOP)
+    try:
+        return measure()
+    finally:
+        os.killpg(other.process.pid, signal.SIGCONT)
+
+
+def requests(server: EngineServer, number: int = 400) -> tuple[float, float]:
     """Have requests with shared beginnings computed, eight at a time; return how many a second, by both clocks."""
     prompts = [[3 + (i % 4)] * 96 + [10 + i] * 33 for i in range(number)]
     core = engine_core(server.process.pid)
     with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda prompt: server.complete(prompt, 16), prompts[:8]))  # it stood still until now
         began_s, began_cpu_s = time.perf_counter(), cpu_s(core)
         list(pool.map(lambda prompt: server.complete(prompt, 16), prompts))
         return number / (time.perf_counter() - began_s), number / (cpu_s(core) - began_cpu_s)
@@ -145,14 +161,17 @@ def in_turns(measures: dict[str, Callable[[], T]], rounds: int) -> dict[str, lis
 
 
 def report(title: str, unit: str, results: dict[str, list[float]]) -> None:
-    """Print the median rate of the first, and the median ratio of each other to it."""
-    bare, *others = results
+    """Print the median rate of the first, the median ratio of the others to it, and that of the third to the second.
+
+    The first two are two engines, which differ by chance too; the second and the third are one.
+    """
+    bare, plugged, observed = results
     print(f"{title}: {bare} {statistics.median(results[bare]):.1f} {unit}", flush=True)
-    for name in others:
-        ratios = sorted(a / b for a, b in zip(results[name], results[bare], strict=True))
-        low, high, best = ratios[0], ratios[-1], max(results[name]) / max(results[bare])
+    for name, other in ((plugged, bare), (observed, bare), (observed, plugged)):
+        ratios = sorted(a / b for a, b in zip(results[name], results[other], strict=True))
+        low, high, best = ratios[0], ratios[-1], max(results[name]) / max(results[other])
         middle = statistics.median(ratios)
-        print(f"{title}: {name} / {bare} {middle:.3f} ({low:.3f} to {high:.3f}), best {best:.3f}", flush=True)
+        print(f"{title}: {name} / {other} {middle:.3f} ({low:.3f} to {high:.3f}), best {best:.3f}", flush=True)
 
 
 if __name__ == "__main__":
