@@ -17,11 +17,13 @@ from kvtop.model.observation import MAX_VICTIMS, BlockHolders, Focus, Observatio
 from kvtop.runner_request import RunnerRequest, describe
 from kvtop.stepped_engine import SteppedEngine
 
-#: Seconds between two publications, at least; more where one takes long, so that they take no more than this share of
-#: the engine's time, up to a bound that keeps the screen moving.
+#: Seconds between two publications, at least; more where one takes long, up to a bound that keeps the screen moving. At
+#: full speed they take no more than this share of the engine's time, divided by those who look: each of them copies
+#: what is published, and the machine's memory is the engine's too. At a pace the engine has time left.
 PUBLISH_EVERY_S: Final = 0.05
 PUBLISH_SHARE: Final = 0.01
-MAX_PUBLISH_EVERY_S: Final = 0.5
+PACED_PUBLISH_SHARE: Final = 0.1
+MAX_PUBLISH_EVERY_S: Final = 1.0
 
 #: Which events an observer wants: from which number on, and how many of the newest are enough.
 _Events: TypeAlias = tuple[int, int | None]
@@ -73,8 +75,12 @@ class Publication:
             return 0.0
         return self._published_s + self._every_s - self._clock()
 
-    def answer(self) -> None:
-        """Answer the observers, all from one publication."""
+    def answer(self, *, at_full_speed: bool) -> None:
+        """Answer the observers, all from one publication.
+
+        Args:
+            at_full_speed: Whether the engine has no time to spare.
+        """
         observers, self.observers = self.observers, []
         began_s, is_new = self._clock(), not self._is_current
         try:
@@ -93,7 +99,8 @@ class Publication:
                 request.finish(None, f"the engine cannot be read: {describe(error)}")
         if is_new:
             cost_s = self._clock() - began_s
-            self._every_s = min(max(PUBLISH_EVERY_S, cost_s / PUBLISH_SHARE), MAX_PUBLISH_EVERY_S)
+            share = PUBLISH_SHARE / len(observers) if at_full_speed else PACED_PUBLISH_SHARE
+            self._every_s = min(max(PUBLISH_EVERY_S, cost_s / share), MAX_PUBLISH_EVERY_S)
 
     def _publish(self) -> None:
         engine = self._engine

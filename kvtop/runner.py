@@ -221,7 +221,7 @@ class EngineRunner:
                 if self._paused and self._stepping is None:
                     self.engine.rest()
             if self._publication.observers and self._publication.wait_s() <= 0:
-                self._publication.answer()
+                self._publication.answer(at_full_speed=self._at_full_speed)
             if self._on_turn is not None:
                 self._on_turn()
             return self._idle_s()
@@ -263,7 +263,7 @@ class EngineRunner:
             if self._paused and self._stepping is None:
                 self.engine.rest()
             if request in self._publication.observers:
-                self._publication.answer()
+                self._publication.answer(at_full_speed=self._at_full_speed)
 
     def _take_requests(self) -> list[RunnerRequest]:
         with self._wake:
@@ -502,6 +502,10 @@ class EngineRunner:
         return max(0.0, idle_s)
 
     # ---- observing
+
+    @property
+    def _at_full_speed(self) -> bool:
+        return self._stepping is not None or (not self._paused and self._pace.speed is None)
 
     def _snapshot(self, next_event: int, max_events: int | None) -> Snapshot:
         snapshot = self.engine.snapshot(

@@ -362,9 +362,21 @@ def test_those_who_ask_together_share_one_publication_and_its_snapshot(engine: F
     assert first.device is third.device  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("cost_s", "wait_s"), [(0.0, 0.05), (0.0004, 0.05), (0.004, 0.4), (3.0, 0.5)])
+@pytest.mark.parametrize(
+    ("cost_s", "observers", "speed", "wait_s"),
+    [
+        (0.0, 1, None, 0.05),
+        (0.0004, 1, None, 0.05),
+        (0.004, 1, None, 0.4),
+        (0.004, 2, None, 0.8),
+        (0.004, 4, None, 1.0),
+        (3.0, 1, None, 1.0),
+        (0.004, 4, 1.0, 0.05),
+        (0.03, 4, 1.0, 0.3),
+    ],
+)
 def test_publishing_takes_a_bounded_share_of_the_time(
-    engine: FakeEngine, clock: ManualClock, cost_s: float, wait_s: float
+    engine: FakeEngine, clock: ManualClock, cost_s: float, observers: int, speed: float | None, wait_s: float
 ) -> None:
     arrays = engine.arrays
 
@@ -373,20 +385,22 @@ def test_publishing_takes_a_bounded_share_of_the_time(
         return arrays(tier, into)
 
     engine.arrays = slow  # type: ignore[method-assign]
-    runner = EngineRunner(engine, speed=None, clock=clock, max_steps=10**9)
+    runner = EngineRunner(engine, speed=speed, clock=clock, max_steps=10**9)
 
     def advance(max_steps: int) -> int:
-        clock.now_s += 0.02
+        clock.now_s += 0.02 if speed is None else 0.0
         engine.step += 1
         return 1
 
     engine.advance = advance  # type: ignore[method-assign]
     seen_s = []
     for _ in range(3):
-        request = RunnerRequest(LOOK)
-        runner._queue.append(request)
-        while not request.answered.is_set():
+        requests = [RunnerRequest(LOOK) for _ in range(observers)]
+        runner._queue.extend(requests)
+        while not requests[0].answered.is_set():
+            clock.now_s += 0.0 if speed is None else 0.02
             runner.turn()
+        assert all(request.answered.is_set() for request in requests)
         seen_s.append(clock.now_s)
     for before, after in itertools.pairwise(seen_s):
         assert wait_s <= after - before - cost_s + 1e-9 < wait_s + 0.05
