@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvtop.attachment import Attachment
 from kvtop.errors import UserError
 from kvtop.tui.leaving import Leaving
-from kvtop.tui.messages import Connected, ConnectFailed
+from kvtop.tui.messages import ConnectFailed
 
 if TYPE_CHECKING:
     from kvtop.learn.lesson import EngineSpec, Lesson
@@ -121,18 +121,14 @@ class LessonEngine(Leaving):
         self._start(back)
 
     def _stop_polling(self) -> None:
-        """Let the lesson's engine be read no more."""
-        if self._polling is not None and self._polling is not self._aside_polling:
-            self._polling.set()
+        """Let the lesson's engine be read no more; the console's own, which is aside, is read on."""
+        if self._polling is not self._aside_polling:
+            super()._stop_polling()
 
     def _close_engine(self) -> None:
         before, self._lesson_engine = self._lesson_engine, None
         if before is not None:
             before.close()
-
-    def on_connected(self, message: Connected) -> None:
-        """Stop reading what an engine takes the place of."""
-        self._stop_polling()
 
     def on_connect_failed(self, message: ConnectFailed) -> None:
         """Pass over an engine that nobody waits for any more."""

@@ -99,10 +99,16 @@ class Watching(ServingActions):
         """Whether there is anything to draw on: at the end the panes go before the last messages are handled."""
         return bool(self.screen_stack) and bool(self._base.query("#map"))
 
+    def _stop_polling(self) -> None:
+        """Let the engine be read no more that another takes the place of."""
+        if self._polling is not None:
+            self._polling.set()
+
     def on_connected(self, message: Connected) -> None:
         if not self.has_panes:
             message.attachment.close()
             return
+        self._stop_polling()
         self.attachment = message.attachment
         if self._busy:
             self._busy = False
@@ -188,8 +194,7 @@ class Watching(ServingActions):
         elif not self._busy:
             self._busy = True
             self.say(f"{self.look.key('restart')} {self._again}…")
-            if self._polling is not None:
-                self._polling.set()
+            self._stop_polling()
             lost, restart = self.attachment, self._restart
 
             def again() -> Attachment:
