@@ -98,11 +98,11 @@ class Driven:
 
 
 class Stream:
-    """A request that is answered token by token, for as long as it lasts.
+    """A request that is answered token by token, and the same again when it is over, for as long as it lasts.
 
     Attributes:
-        chunks: Parts of the answer that have come.
-        ended: Whether it is over.
+        chunks: Parts of the answers that have come.
+        ended: Whether no more will come.
     """
 
     def __init__(self, url: str) -> None:
@@ -110,9 +110,8 @@ class Stream:
         self.ended = threading.Event()
         body = {"model": "tiny", "prompt": PROMPT[:40], "max_tokens": 1900, "temperature": 0}
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
-        headers = {"Content-Type": "application/json"}
-        asked = json.dumps({**body, "ignore_eos": True, "stream": True})
-        self._connection.request("POST", "/v1/completions", asked, headers)
+        self._closing = False
+        self._asked = json.dumps({**body, "ignore_eos": True, "stream": True})
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -122,6 +121,7 @@ class Stream:
         until(lambda: self.chunks > seen, BUSY_BOUND_S)
 
     def close(self) -> None:
+        self._closing = True
         if self._connection.sock is not None:
             with contextlib.suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -130,9 +130,11 @@ class Stream:
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            answer = self._connection.getresponse()
-            while line := answer.readline():
-                self.chunks += line.startswith(b"data: {")
+            while not self._closing:
+                self._connection.request("POST", "/v1/completions", self._asked, {"Content-Type": "application/json"})
+                answer = self._connection.getresponse()
+                while line := answer.readline():
+                    self.chunks += line.startswith(b"data: {")
         self.ended.set()
 
 
@@ -176,7 +178,7 @@ def test_vllm_a_reset_under_requests_needs_to_be_asked_for(vllm: EngineServer, d
         until(lambda: sum(row.running or 0 for row in driven.facts().rows) == 1, BUSY_BOUND_S)
         assert "the engine will refuse while 1 requests run" in driven.operations.plan(ResetPrefixCache()).summary
         outcome = driven.apply(ResetPrefixCache())
-        assert not stream.ended.is_set(), "the request was too short for this test"
+        assert not stream.ended.is_set(), "nothing runs any more"
         assert not outcome.ok
         assert "blocks are held" in outcome.message
         outcome = driven.apply(ResetPrefixCache(running=True))
@@ -240,7 +242,7 @@ def test_sglang_refuses_to_flush_while_it_serves_and_pauses_for_it(sglang: Engin
     driven = drive(sglang)
     with driven.busy() as stream:
         outcome = driven.apply(ResetPrefixCache())
-        assert not stream.ended.is_set(), "the request was too short for this test"
+        assert not stream.ended.is_set(), "nothing runs any more"
         assert not outcome.ok
         paused = driven.apply(PauseGeneration("retract"))
         assert (paused.ok, paused.is_seen) == (True, False)
