@@ -11,8 +11,8 @@ from typing import Final
 TURN_S: Final = 0.01
 #: Calls of ``advance`` in one turn, at most.
 MAX_BATCHES: Final = 1000
-#: Seconds of such a turn while somebody is being answered, and seconds since the last request for which that is so; and
-#: turns after which the others are let in otherwise.
+#: Seconds of a turn while somebody is being answered, and seconds since the last request for which that is so; and
+#: turns after which other threads are let in otherwise.
 _TALK_TURN_S: Final = 0.002
 _TALK_S: Final = 0.02
 _QUIET_TURNS: Final = 4

@@ -136,6 +136,18 @@ def test_a_stack_cut_short_predicts_less_but_nothing_false(trace, remembered):
     assert reuse.ceiling is None or reuse.ceiling >= remembered - 2 * max(len(row[2]) for row in rows)
 
 
+@pytest.mark.parametrize(("pool", "remembered"), [(16, 1 << 15), (1 << 13, 1 << 16)])
+def test_what_a_long_run_remembers_is_bounded_by_its_pool(pool, remembered):
+    reuse = ReuseDistances(pool, is_exact=False)
+    sizes = []
+    for seq_id in range(remembered * 3 // 2 // 512):
+        keys = [(seq_id << 16 | i).to_bytes(16, "big") for i in range(512)]
+        reuse.start(seq_id, keys, 512, hittable=512, taken=512, held=512)
+        reuse.release(seq_id, 512, shared=0, taken=512, held=512)
+        sizes.append(len(reuse._owner))
+    assert max(sizes) == sizes[-1] == remembered
+
+
 def test_times_are_numbered_anew():
     rng = np.random.default_rng(7)
     requests = [chain(int(i), output=int(rng.integers(0, 30))) for i in rng.zipf(1.3, 2500) % 300]

@@ -25,6 +25,7 @@ from allocator.commands import Pause
 from allocator.plans import Outcome
 from kvtop.attachment import Attachment
 from kvtop.errors import SourceError, UserError
+from kvtop.model.reduce import MAX_EVENTS
 from kvtop.tui.app import KvtopApp
 from kvtop.tui.background import Background
 from kvtop.tui.messages import CommandFinished, Connected
@@ -74,8 +75,24 @@ async def test_the_console_polls_by_itself_and_stops():
         await wait_until(pilot, lambda: len(source.asked) > 10, "ten readings")
         await wait_until(pilot, lambda: app.view.snapshot is not None and app.view.snapshot.step > 5, "the view")
         assert "scripted" in screen_text(app)
+    assert {focus.max_events for focus in source.asked} == {MAX_EVENTS}, "more would not be kept"
     assert source.closed
     assert not [t for t in threading.enumerate() if t.name.startswith("kvtop-")]
+
+
+async def test_an_engine_that_another_takes_the_place_of_is_read_no_more():
+    first = FocusedSource([scripted_observation()])
+    second = FocusedSource([scripted_observation(step=7)])
+    app = KvtopApp(lambda: Attachment(first, FakeOperations()), refresh_hz=50)
+    async with app.run_test() as pilot:
+        await wait_until(pilot, lambda: bool(first.asked), "the first engine's reading")
+        polling = app._polling
+        app.post_message(Connected(Attachment(second, FakeOperations())))
+        await wait_until(pilot, lambda: len(second.asked) > 3, "the second one's readings")
+        assert polling is not None
+        assert polling.is_set()
+    assert second.closed
+    first.close()
 
 
 async def test_messages_that_come_after_the_panes_are_gone_are_let_go_of():
